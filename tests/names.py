@@ -106,6 +106,14 @@ def _qualified(node: Definition, scope: str) -> str:
     return f"{scope}.{node.name}" if scope else node.name
 
 
+def _nodes_of_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below a function, without those of functions and classes inside it."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, Definition):
+            yield child
+            yield from _nodes_of_scope(child)
+
+
 def names() -> Iterator[Name]:
     """Every file, class, function, parameter, field and variable, once for each scope that binds it."""
     for file, tree in sources():
@@ -117,7 +125,7 @@ def names() -> Iterator[Name]:
                 kind = f"method of {scope}" if scope else "function"
                 yield Name(node.name, kind, f"{file}:{node.lineno}")
                 bound = {arg.arg: arg.lineno for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
-                for inner in ast.walk(node):
+                for inner in _nodes_of_scope(node):
                     if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                         bound.setdefault(inner.id, inner.lineno)
                 for name, line in bound.items():

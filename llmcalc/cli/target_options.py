@@ -179,7 +179,7 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
 
 
 def add_target_options(command: CommandFunction) -> CommandFunction:
-    """Replaces a command's parameters `target_options`, `selection` and `output_options` by typer options."""
+    """Replaces a command's parameters `target_options`, `model_filter` and `output_options` by typer options."""
     for parameter in inspect.signature(command).parameters:
         if parameter in OPTIONS:
             command = replace_parameter(parameter, *OPTIONS[parameter])(command)

@@ -84,9 +84,10 @@ def _read_deepseek_v4(config: Config) -> Table:
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
-    """Returns the kind of attention in prediction modules, by the entry of `compress_ratios` after the layers'; 0 by default.
+    """Returns the kind of attention in prediction modules, by the entry of `compress_ratios` after the layers'.
 
-    SGLang has 0 (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py), as the published configs do.
+    By default that of ratio 0, which SGLang has (`COMPRESS_RATIO_NEXTN_LAYER` in models/deepseek_v4_nextn.py) as the
+    published configs do.
     """
     further_ratios = config.integers("compress_ratios")[depth:] if config.has("compress_ratios") else []
     return RATIOS[further_ratios[0] if further_ratios else 0]
