@@ -265,6 +265,7 @@ def plan_of(
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     may_recompute: bool = True,
     budget: WorkBudget | None = None,
+    tries_variants: bool = True,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -277,6 +278,7 @@ def plan_of(
     time_settings: (framework) → settings of time; None for those of its own stack.
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
     budget: the work of the search; default `WORK_OF_SEARCH`.
+    tries_variants: as in `search_layouts`.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -305,6 +307,7 @@ def plan_of(
         framework_record.layouts,
         layout_request,
         node_devices,
+        tries_variants,
     )
     layout_estimates = layout_estimates or LayoutEstimates(model_memory, framework_record)
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)

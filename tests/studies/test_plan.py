@@ -449,11 +449,36 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
 @pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
 def test_tokens_that_ranks_of_tensors_divide(run: Any, framework: str) -> None:
     """No rest of a sequence is divided: the longest one is a multiple of the ranks."""
-    sizes = ("--devices", "4", "--tp", "4", "--seq", "128", "--hardware", "8GiB")
+    sizes = ("--devices", "4", "--tp", "4", "--sequence-parallel", "--seq", "128", "--hardware", "8GiB")
     found = asked(run, "fit", SMALL, *sizes, "--framework", framework)
     assert found["layout"]["sequence_parallel"]
     assert found["largest"]["seq"] > 128
     assert found["largest"]["seq"] % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout"),
+    [
+        ("megatron", ("--tp", "4", "--devices", "4")),
+        ("megatron", ("--dp", "2", "--devices", "2")),
+        ("megatron", ("--tp", "2", "--pp", "2", "--devices", "4")),
+        ("fsdp2", ("--tp", "2", "--fsdp", "2", "--devices", "4")),
+    ],
+)
+def test_a_layout_of_typed_sizes_fits_as_memory_counts_it(run: Any, framework: str, layout: tuple[str, ...]) -> None:
+    """Sequence parallelism, chunks, a ZeRO stage or micro-batches that nobody typed are added by no command."""
+    words = (SMALL, "--phase", "training", "--seq", "128", "--hardware", "h100", "--framework", framework, *layout)
+    fit, memory = asked(run, "fit", *words), asked(run, "memory", *words)
+    assert fit["layout"] == memory["layout"]
+    assert fit["device_bytes"] == memory["memory"]["device_bytes"]
+
+
+def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
+    words = ("--phase", "training", "--seq", "128", "--hardware", "4GiB", "--framework", "megatron", "--dp", "8")
+    document = asked(run, "fit", SMALL, *words, "--devices", "8", code=1)
+    first_change = document["changes"][0]
+    assert first_change["option"] == "--dp 8 --zero 1"
+    assert first_change["verdict"] == "fits"
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:
