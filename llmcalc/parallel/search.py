@@ -84,8 +84,8 @@ def search_layouts(
     layout_rules: the framework's rules.
     layout_request: options that every layout must have.
     devices_per_node: devices of a node, which a tensor group does not exceed.
-    tries_variants: whether a layout of which all sizes are typed is tried with the options that were not typed too, such
-        as sequence parallelism; default true. Otherwise it is tried as it was typed, if the model can have it so.
+    tries_variants: whether a layout of which all sizes are typed is also tried with options that were not, such as
+        sequence parallelism; default true. Otherwise it is tried as it was typed, if the model can have it so.
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
@@ -140,7 +140,7 @@ def search_layouts(
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
-    """Returns the layout of a request with all sizes, as `llmcalc memory` has it; None without all, or if impossible."""
+    """Returns the layout of a request with all sizes, as `llmcalc memory` has it; None without or if impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:

@@ -330,7 +330,7 @@ def _largest_number(
 def _changes_that_fit(
     devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
-    """Yields changes that make the run fit: options that a typed layout lacks, full recomputation, more accelerators."""
+    """Yields changes that make the run fit: options beside a typed layout, full recomputation, more accelerators."""
     if replace(devices_question.layout_request, devices=devices).has_all_sizes:
         fitting_variant = devices_question.best_fitting_layout(devices, tries_variants=True)
         if fitting_variant is not None:

@@ -375,7 +375,20 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
         return counted(cluster, rank)
 
     monkeypatch.setattr(Cluster, "messages_of_rank", messages_of_rank)
-    words = ("plan", SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--rows", "1")
+    words = (
+        "plan",
+        SMALL,
+        "--devices",
+        "8",
+        "--seq",
+        "128",
+        "--hardware",
+        "h100",
+        "--rows",
+        "1",
+        "--framework",
+        "megatron",
+    )
     assert run(*words)[0] == 0
     assert len(layouts) == 1
     layouts.clear()
@@ -471,6 +484,18 @@ def test_a_layout_of_typed_sizes_fits_as_memory_counts_it(run: Any, framework: s
     fit, memory = asked(run, "fit", *words), asked(run, "memory", *words)
     assert fit["layout"] == memory["layout"]
     assert fit["device_bytes"] == memory["memory"]["device_bytes"]
+
+
+def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
+    """The row of the other framework is the first row of its own plan; a plan of a named framework compares none."""
+    words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100")
+    (compared,) = asked(run, *words)["other_frameworks"]
+    first_row = asked(run, *words, "--framework", "fsdp2", "--rows", "1")["feasible"][0]
+    assert compared == {"framework": "fsdp2", "fits": True, **first_row}
+    assert asked(run, *words, "--framework", "megatron")["other_frameworks"] == []
+    screen = " ".join(run(*words).out.split())
+    assert "under Megatron-Core; " in screen
+    assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen
 
 
 def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
