@@ -171,6 +171,12 @@ class LayoutRequest:
         return self.devices is not None and all(getattr(self, option_name) is None for option_name in typed_options)
 
     @property
+    def has_all_sizes(self) -> bool:
+        """Whether the typed sizes of groups, some above 1, make up the typed devices: no size is left to choose."""
+        replicas = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
+        return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replicas > 1
+
+    @property
     def has_pipeline_options(self) -> bool:
         """Whether the user typed any pipeline option."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None

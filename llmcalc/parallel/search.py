@@ -75,6 +75,7 @@ def search_layouts(
     layout_rules: LayoutRules,
     layout_request: LayoutRequest = NO_LAYOUT_OPTIONS,
     devices_per_node: int = 8,
+    tries_variants: bool = True,
 ) -> LayoutSearch:
     """Tries every layout of a number of devices that a framework supports.
 
@@ -83,12 +84,19 @@ def search_layouts(
     layout_rules: the framework's rules.
     layout_request: options that every layout must have.
     devices_per_node: devices of a node, which a tensor group does not exceed.
+    tries_variants: whether a layout of which all sizes are typed is also tried with options that were not, such as
+        sequence parallelism; default true. Otherwise it is tried as it was typed, if the model can have it so.
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
+    if not tries_variants and (typed_layout := _typed_layout(layout_rules, layout_request)) is not None:
+        layout_search = LayoutSearch()
+        _try_layout(layout_search, axes, layers, typed_layout, global_batch, micro_batch, layout_rules)
+        if layout_search.possible:
+            return layout_search
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
         layout_request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT
@@ -129,6 +137,16 @@ def search_layouts(
         if search_without_pipelines.possible:
             return search_without_pipelines
     return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
+
+
+def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
+    """Returns the layout of a request with all sizes, as `llmcalc memory` has it; None without or if impossible."""
+    if not layout_request.has_all_sizes:
+        return None
+    try:
+        return layout_rules.with_divided_weights(layout_request.layout(layout_rules.keeps_gathered_weights))
+    except InputError:
+        return None
 
 
 def _with_other_zero_stages(

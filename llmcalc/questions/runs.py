@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..reports.ranks_answer import RanksUse
     from ..studies.draft import Draft
     from ..studies.fit_devices import DevicesFitAnswer
-    from ..studies.plan import Order
+    from ..studies.plan import LayoutPlan, Order
     from ..studies.run_time import TimeSettings
 
 
@@ -798,6 +798,7 @@ def ask_plan(
         ),
     )
     layout_plan = first_fitting_plan(list(layout_plans))
+    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run, layout_plan, time_settings))
     suggestions = ""
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
         workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
@@ -816,3 +817,38 @@ def ask_plan(
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )
+
+
+def _compared_plans(
+    run: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
+) -> tuple[LayoutPlan, ...]:
+    """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
+    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
+    from ..simulator.effort import WorkBudget
+    from ..studies.plan import WORK_OF_COMPARISON, plan_of
+
+    if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
+        return ()
+    compared_plans = []
+    for framework_record in frameworks_for_plans(run.layout, run.hardware):
+        if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
+            continue
+        run_memory = run.with_framework(framework_record).memory_on_one_device()
+        try:
+            framework_record.check(run_memory, "")
+            check_framework(run.settings, framework_record)
+            compared_plan = plan_of(
+                run_memory,
+                layout_plan.hardware,
+                replace(run.layout, framework=framework_record.name),
+                layout_plan.global_batch,
+                1,
+                order_name="time",
+                suggests_nearest="never",
+                time_settings=time_settings,
+                budget=WorkBudget(WORK_OF_COMPARISON),
+            )
+        except InputError:  # it does not train this model, or has no such layouts
+            continue
+        compared_plans.append(compared_plan)
+    return tuple(compared_plans)

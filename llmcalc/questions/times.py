@@ -177,6 +177,7 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
             order_name="time",
             suggests_nearest="never",
             time_settings=lambda framework_record: time_settings(run, framework_record, options),
+            tries_variants=False,
         ),
         lambda layout_plan: bool(layout_plan.plan.feasible),
     )

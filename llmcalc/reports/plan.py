@@ -84,6 +84,7 @@ def report(
     layout_position = None if requested_sizes is None else _order_position(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
+            *_comparison_notes(layout_plan),
             *notes_on_other_accelerators(layout_plan),
             *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
@@ -171,8 +172,32 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
             framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)
         ]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
+    for compared_plan in layout_plan.compared_plans:
+        compared_layout = compared_plan.first_row[1]
+        compared_time = None if compared_layout is None else compared_plan.range(compared_layout)
+        if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
+            time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
+    under_text = f" under {layout_plan.framework.title}"
     with_expandable_text = "" if layout_plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
-    return _fitting_layouts_text(layout_plan.plan) + with_expandable_text + time_text
+    return _fitting_layouts_text(layout_plan.plan) + under_text + with_expandable_text + time_text
+
+
+def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
+    """Returns a note on the fastest layout of each framework that the plan does not list, and the option that does."""
+    notes = []
+    for compared_plan in layout_plan.compared_plans:
+        framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
+        compared_layout = compared_plan.first_row[1]
+        if compared_layout is None:
+            notes.append(f"not listed: layouts of {framework_text}, of which none fits")
+            continue
+        compared_time = compared_plan.range(compared_layout)
+        time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
+        notes.append(
+            f"not listed: layouts of {framework_text}; {'their fastest' if compared_time else 'one'} {time_text}, "
+            f"{candidate_cell(compared_layout.layout, compared_layout.recompute, ())}"
+        )
+    return notes
 
 
 def _fitting_layouts_text(plan: RankedLayouts) -> str:
@@ -384,6 +409,16 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
             candidate_data(layout_candidate, framework_plan.range(layout_candidate), is_tie)
             | ({"framework": framework_plan.framework.name} if layout_plan.other_plans else {})
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
+        ],
+        "other_frameworks": [
+            {"framework": compared_plan.framework.name}
+            | (
+                {"fits": False}
+                if candidate is None
+                else {"fits": True} | candidate_data(candidate, compared_plan.range(candidate))
+            )
+            for compared_plan in layout_plan.compared_plans
+            for candidate in (compared_plan.first_row[1],)
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,

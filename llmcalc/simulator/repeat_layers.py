@@ -8,12 +8,12 @@ the first and the last does it. This is checked event by event: what differs rai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, CachingAllocator, RequestedBytes
+from .caching_allocator import ONCE, CachingAllocator, RequestedBytes, Stretch
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -444,12 +444,19 @@ class RepeatAnalysis:
 
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
-    def count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all."""
+    def count_bytes(
+        self, repeats_by_stack: Mapping[int, int], further_set_up: Callable[[RepeatedEvents], list[Event]] | None = None
+    ) -> ReplayResult:
+        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all.
+
+        further_set_up: allocations after the set-up that depend on the number of repeats; default none.
+        """
         repeated_events = RepeatedEvents(self, repeats_by_stack)
         memory_meter = Meter()
-        blocks: list[Any] = [None] * repeated_events.count
-        _replay_on_meter(memory_meter, repeated_events.events_of_full_run(self.recorded.set_up), blocks)
+        set_up_events = repeated_events.events_of_full_run(self.recorded.set_up)
+        added_events = further_set_up(repeated_events) if further_set_up is not None else []
+        blocks: list[Any] = [None] * (repeated_events.count + len(added_events))
+        _replay_on_meter(memory_meter, [*set_up_events, *added_events], blocks)
         replay_result = ReplayResult(set_up=memory_meter.now)
         for section_events in self.recorded.first_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
@@ -461,6 +468,23 @@ class RepeatAnalysis:
         replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
         replay_result.after = memory_meter.now
         return replay_result
+
+    def allocator_steps(
+        self, further_set_up: Callable[[RepeatedEvents], list[Event]]
+    ) -> tuple[list[Stretch], int, RequestedBytes]:
+        """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
+        repeated_events = RepeatedEvents(self, {})
+        added_events = further_set_up(repeated_events)
+        storage_count = repeated_events.count + len(added_events)
+        requested_bytes = RequestedBytes(storage_count)
+        step_lists: list[Stretch] = []
+        for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
+            for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
+                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
+            if section_events is self.recorded.set_up:
+                step_lists.append((requested_bytes.steps(added_events), 0))
+        return step_lists, storage_count, requested_bytes
 
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
@@ -514,6 +538,13 @@ class RepeatedEvents:
                 else:
                     full_run_events += self._renumbered_events(sweep_or_events)
         return self.pieces[id(section_events)]
+
+    def numbers_in_full_run(self, storage_number: int) -> Sequence[int]:
+        """Returns the full run's numbers of a recorded storage: of every inner repeat, or one."""
+        if storage_number in self.starts:
+            first_number = self.starts[storage_number]
+            return range(first_number, first_number + self.inner_repeats[self.analysis.stack_of[storage_number]])
+        return (self.numbers.get(storage_number, storage_number),)
 
     def events_with_repeats(self, section_events: Sequence[Event]) -> Iterator[tuple[list[Event], range]]:
         """Yields the allocator's events, with the consecutive repeats in which they occur.

@@ -31,6 +31,7 @@ from .plan import (
     replayed_bytes,
     search_budget,
 )
+from .step_size import MOST_MICRO_BATCHES
 
 MOST_TRIED = 2**16
 """Largest number of accelerators that is tried."""
@@ -71,7 +72,8 @@ def fit_devices(
 ) -> DevicesFitAnswer:
     """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
-    global_batch: sequences per step; None for one micro-batch per accelerator.
+    global_batch: sequences per step; None for one micro-batch per accelerator, or, if all sizes of the layout are
+        typed, for as many micro-batches as `llmcalc memory` assumes.
     Raises `InputError` where no layout can be tried at all.
     """
     assert layout_request.devices is not None
@@ -141,26 +143,41 @@ class DevicesQuestion:
     budget: WorkBudget
 
     def plan_devices(
-        self, devices: int, suggests_nearest: Nearest = "if none fits", order_name: Order | None = None
+        self,
+        devices: int,
+        suggests_nearest: Nearest = "if none fits",
+        order_name: Order | None = None,
+        tries_variants: bool = False,
     ) -> LayoutPlan:
         """Plans the layouts of a number of accelerators and replays the best one.
 
         suggests_nearest: as in `plan`.
         order_name: order of the layouts; None (default) is that of `llmcalc plan`: by time where it can be estimated.
+        tries_variants: as in `search_layouts`; default false.
         """
         layout_request = replace(self.layout_request, devices=devices)
         return plan_of(
             self.estimates.memory,
             self.hardware,
             layout_request,
-            self.global_batch or devices * int(self.estimates.memory.states.workload.batch),
+            self.global_batch or self._default_batch(layout_request),
             1,
             self.estimates,
             suggests_nearest,
             order_name,
             may_recompute=False,
             budget=self.budget,
+            tries_variants=tries_variants,
         )
+
+    def _default_batch(self, layout_request: LayoutRequest) -> int:
+        """Returns the sequences per step: one micro-batch per accelerator, or as `memory` has them for typed sizes."""
+        micro_batch, devices = int(self.estimates.memory.states.workload.batch), layout_request.devices
+        assert devices is not None
+        if not layout_request.has_all_sizes:
+            return devices * micro_batch
+        tp, pp, cp = (size or 1 for size in (layout_request.tp, layout_request.pp, layout_request.cp))
+        return devices // (tp * pp * cp) * min(pp, MOST_MICRO_BATCHES) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:
         """Returns the verdict on a layout, as of `llmcalc memory`.
@@ -176,10 +193,10 @@ class DevicesQuestion:
         ranks = [cluster.rank_memory(rank, run_memory.runtime) for rank in cluster.ranks_that_may_need_most]
         return rank_needing_most(ranks).device.fit_on(self.hardware)
 
-    def best_fitting_layout(self, devices: int) -> Candidate | None:
+    def best_fitting_layout(self, devices: int, tries_variants: bool = False) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits; None without one."""
         try:
-            return next(iter(self.plan_devices(devices, "never", "memory").plan.feasible), None)
+            return next(iter(self.plan_devices(devices, "never", "memory", tries_variants).plan.feasible), None)
         except InputError:
             return None
 
@@ -313,7 +330,11 @@ def _largest_number(
 def _changes_that_fit(
     devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
-    """Yields changes that make the run fit: full recomputation, and more accelerators."""
+    """Yields changes that make the run fit: options beside a typed layout, full recomputation, more accelerators."""
+    if replace(devices_question.layout_request, devices=devices).has_all_sizes:
+        fitting_variant = devices_question.best_fitting_layout(devices, tries_variants=True)
+        if fitting_variant is not None:
+            yield SettingChange(fitting_variant.layout.options(), devices_question.fit_of(fitting_variant))
     if (
         devices_question.estimates.memory.settings.recompute in (None, "none")
         and not devices_question.budget.is_spent()

@@ -54,6 +54,9 @@ WORK_OF_SEARCH = 14_000_000
 FEWER_LAYOUTS = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""
 
+WORK_OF_COMPARISON = 2_000_000
+"""Units of work after which the search under another framework ends, of which one row is compared."""
+
 SHARE_OF_ESTIMATES = 0.35
 """Share of a search's work after which it estimates no further layouts."""
 
@@ -130,6 +133,7 @@ class LayoutPlan:
     times: the seconds of a step of any layout; None if layouts are ordered by memory.
     untimed_reason: the reason why they are not timed, where the user did not choose; empty otherwise.
     other_plans: plans of the same run under other frameworks, whose layouts fit too.
+    compared_plans: plans of one row under other frameworks, for a run that names none: their layouts are not listed.
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
     """
@@ -144,6 +148,7 @@ class LayoutPlan:
     times: TrainingTimes | None = None
     untimed_reason: str = ""
     other_plans: tuple[LayoutPlan, ...] = ()
+    compared_plans: tuple[LayoutPlan, ...] = ()
     is_batch_assumed: bool = False
     version: str = ""
 
@@ -269,6 +274,7 @@ def plan_of(
     time_settings: Callable[[Framework], TimeSettings] | None = None,
     may_recompute: bool = True,
     budget: WorkBudget | None = None,
+    tries_variants: bool = True,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators with the request's framework.
 
@@ -281,6 +287,7 @@ def plan_of(
     time_settings: (framework) → settings of time; None for those of its own stack.
     may_recompute: whether a plan by time tries more recomputation than the run's own; true by default.
     budget: the work of the search; default `WORK_OF_SEARCH`.
+    tries_variants: as in `search_layouts`.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, if the number of micro-batches
     is given, and if the search ended early and nothing that it tried may fit.
     """
@@ -309,6 +316,7 @@ def plan_of(
         framework_record.layouts,
         layout_request,
         node_devices,
+        tries_variants,
     )
     layout_estimates = layout_estimates or LayoutEstimates(model_memory, framework_record)
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)

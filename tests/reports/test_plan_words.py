@@ -45,15 +45,15 @@ def test_a_layout_that_fits_with_expandable_segments_alone_is_said_to(run: Any) 
     words = shlex.split("llama3-8b --devices 4 --hardware l40s --seq 4k --framework fsdp2 --fsdp 4")
     plan = run("plan", *words)
     assert plan.code == 1
-    assert plan.out.startswith("Llama 3 8B: no layout fits, but one does with --allocator expandable\n")
+    assert plan.out.startswith("Llama 3 8B: no layout fits under FSDP2, but one does with --allocator expandable\n")
     assert "it requires 41." in " ".join(plan.out.split())
     expandable = run("plan", *words, "--allocator", "expandable")
     assert expandable.code == 0
-    assert expandable.out.startswith("Llama 3 8B: 1 of 1 layout fits; ")
+    assert expandable.out.startswith("Llama 3 8B: 1 of 1 layout fits under FSDP2; ")
     document = run("plan", *words, "--format", "json").document_with(1)
     assert 40 * 2**30 < document["nearest_expandable_bytes"] < document["nearest"]["device_bytes"]
     assert run("memory", *words, "--phase", "training", "--recompute", "full").err.startswith("warning: l40s: tight")
-    assert run("plan", *words[:2], "2", *words[3:-1], "2").out.startswith("Llama 3 8B: no layout fits\n")
+    assert run("plan", *words[:2], "2", *words[3:-1], "2").out.startswith("Llama 3 8B: no layout fits under FSDP2\n")
 
 
 def test_fit_has_the_verdict_of_memory_on_a_layout(run: Any) -> None:

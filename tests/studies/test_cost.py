@@ -48,6 +48,17 @@ PUBLISHED_HOURS = {
 }
 
 
+def test_a_layout_of_typed_sizes_costs_the_seconds_of_time(run: Any) -> None:
+    """`plan` adds sequence parallelism and chunks to such sizes; `cost` and `time` take them as they are typed."""
+    layout = ("--devices", "8", "--tp", "2", "--pp", "4", "--framework", "megatron")
+    words = ("llama3-8b", "--hardware", "h100", "--seq", "4k", "--global-batch", "64", *layout)
+    document = cost(run, *words, "--tokens", "1B")
+    assert document["layout"]["vpp"] == 1
+    assert not document["layout"]["sequence_parallel"]
+    seconds = run("time", *words, "--phase", "training", "--format", "json").document["seconds"]
+    assert document["step"]["estimate"] == pytest.approx(seconds["estimate"])
+
+
 @pytest.mark.parametrize("model", PUBLISHED_HOURS)
 def test_the_hours_of_published_runs_are_in_the_range(run: Any, model: str) -> None:
     """The range of a step in a benchmark ended below them: 150,000 and 30.6M, or 54M with 256 tokens of a device."""

@@ -375,7 +375,20 @@ def test_bytes_sent_and_bubbles_are_computed_where_they_are_read(run: Any, monke
         return counted(cluster, rank)
 
     monkeypatch.setattr(Cluster, "messages_of_rank", messages_of_rank)
-    words = ("plan", SMALL, "--devices", "8", "--seq", "128", "--hardware", "h100", "--rows", "1")
+    words = (
+        "plan",
+        SMALL,
+        "--devices",
+        "8",
+        "--seq",
+        "128",
+        "--hardware",
+        "h100",
+        "--rows",
+        "1",
+        "--framework",
+        "megatron",
+    )
     assert run(*words)[0] == 0
     assert len(layouts) == 1
     layouts.clear()
@@ -449,11 +462,48 @@ def test_what_the_allocator_needs_may_jump(monkeypatch: pytest.MonkeyPatch, besi
 @pytest.mark.parametrize("framework", ["fsdp2", "megatron"])
 def test_tokens_that_ranks_of_tensors_divide(run: Any, framework: str) -> None:
     """No rest of a sequence is divided: the longest one is a multiple of the ranks."""
-    sizes = ("--devices", "4", "--tp", "4", "--seq", "128", "--hardware", "8GiB")
+    sizes = ("--devices", "4", "--tp", "4", "--sequence-parallel", "--seq", "128", "--hardware", "8GiB")
     found = asked(run, "fit", SMALL, *sizes, "--framework", framework)
     assert found["layout"]["sequence_parallel"]
     assert found["largest"]["seq"] > 128
     assert found["largest"]["seq"] % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout"),
+    [
+        ("megatron", ("--tp", "4", "--devices", "4")),
+        ("megatron", ("--dp", "2", "--devices", "2")),
+        ("megatron", ("--tp", "2", "--pp", "2", "--devices", "4")),
+        ("fsdp2", ("--tp", "2", "--fsdp", "2", "--devices", "4")),
+    ],
+)
+def test_a_layout_of_typed_sizes_fits_as_memory_counts_it(run: Any, framework: str, layout: tuple[str, ...]) -> None:
+    """Sequence parallelism, chunks, a ZeRO stage or micro-batches that nobody typed are added by no command."""
+    words = (SMALL, "--phase", "training", "--seq", "128", "--hardware", "h100", "--framework", framework, *layout)
+    fit, memory = asked(run, "fit", *words), asked(run, "memory", *words)
+    assert fit["layout"] == memory["layout"]
+    assert fit["device_bytes"] == memory["memory"]["device_bytes"]
+
+
+def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
+    """The row of the other framework is the first row of its own plan; a plan of a named framework compares none."""
+    words = ("plan", SMALL, "--seq", "128", "--devices", "4", "--hardware", "h100")
+    (compared,) = asked(run, *words)["other_frameworks"]
+    first_row = asked(run, *words, "--framework", "fsdp2", "--rows", "1")["feasible"][0]
+    assert compared == {"framework": "fsdp2", "fits": True, **first_row}
+    assert asked(run, *words, "--framework", "megatron")["other_frameworks"] == []
+    screen = " ".join(run(*words).out.split())
+    assert "under Megatron-Core; " in screen
+    assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen
+
+
+def test_replicas_that_do_not_fit_whole_fit_with_a_zero_stage(run: Any) -> None:
+    words = ("--phase", "training", "--seq", "128", "--hardware", "4GiB", "--framework", "megatron", "--dp", "8")
+    document = asked(run, "fit", SMALL, *words, "--devices", "8", code=1)
+    first_change = document["changes"][0]
+    assert first_change["option"] == "--dp 8 --zero 1"
+    assert first_change["verdict"] == "fits"
 
 
 def test_a_run_that_does_not_fit_is_told_what_would(run: Any) -> None:

@@ -21,16 +21,15 @@ from ...frozen import frozen
 from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import PassAction, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
-from ...simulator.event_log import Event, EventRecorder, RecordedEvents
+from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis
-from ...simulator.replay_result import PHASES
 from ...simulator.tensor import Tensor, empty
-from ..torch.pipeline import ModelChunk, RankRun, RankSetup
+from ..torch.pipeline import ModelChunk, RankRun, RankSetup, record_two_steps
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
 from .training import TITAN, FsdpSettings, no_head_group_reason, set_resharding_and_prefetch, sharding_of_rank
@@ -321,22 +320,6 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
     return reversed(active_chunks)
 
 
-def _record_two_steps(sharded_rank: ShardedRank, memory_meter: EventRecorder) -> RecordedEvents:
-    """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
-    sharded_rank.set_up()
-    set_up_events = memory_meter.take_events()
-    step_events: list[list[Sequence[Event]]] = []
-    for _ in range(2):
-        sharded_rank.run_passes()
-        pass_events = memory_meter.take_events()
-        sharded_rank.update()
-        update_events = memory_meter.take_events()
-        sharded_rank.zero_grad()
-        step_events.append([pass_events, update_events, memory_meter.take_events()])
-    first_step, second_step = step_events
-    return RecordedEvents(set_up_events, first_step, second_step, PHASES)
-
-
 @without_garbage_collection()
 def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors_term: MemoryTerm) -> DeviceMemory:
     """Returns the memory of a pipeline rank. tensors_term: verification status of the rank's tensors."""
@@ -358,7 +341,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
             model_chunk.lowering.run_only = layers_to_run
             shortened_layers += [len(shortened_stacks) + i for i in layers_to_run]
             shortened_stacks += chunk_loops
-        return RepeatAnalysis(_record_two_steps(sharded_rank, memory_meter), shortened_stacks, shortened_layers)
+        return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), shortened_stacks, shortened_layers)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)

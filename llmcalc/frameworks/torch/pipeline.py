@@ -22,13 +22,14 @@ from ...parallel.layout import Layout, Stage, stages
 from ...parallel.rank_program import rank_program
 from ...parallel.schedules import PassAction, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
-from ...simulator.event_log import EventRecorder
+from ...simulator.event_log import Event, EventRecorder, RecordedEvents
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
 from ...simulator.profiles.eager import EagerKernels
 from ...simulator.record_microbatches import PassRecorder
 from ...simulator.repeat_microbatches import PassPlayer
+from ...simulator.replay_result import PHASES
 from ...simulator.tensor import DTYPES, INT64, Storage, Tensor, count_storages_as, empty
 from ...workload.rows import TOKENS
 from .messages import bucket_sizes
@@ -258,6 +259,7 @@ class RankRun:
             coordinates.pp
         ]
         self.buckets: list[Storage] = []
+        self.has_buckets: bool = layout.dp > 1
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a layout that is not modelled."""
@@ -267,7 +269,7 @@ class RankRun:
         """Creates the parameters, and the buckets that all-reduce gradients over replicas."""
         for model_chunk in self.chunks:
             model_chunk.set_up()
-        if self.layout.dp > 1:
+        if self.has_buckets:
             with count_storages_as(self.meter, "communication"):
                 self._make_buckets()
 
@@ -395,6 +397,22 @@ class RankRun:
         """Frees the gradients or sets them to zero."""
         for model_chunk in self.chunks:
             model_chunk.zero_grad()
+
+
+def record_two_steps(rank_run: RankRun, memory_meter: EventRecorder) -> RecordedEvents:
+    """Records the set-up and two training steps. Passes, update and `zero_grad` are separate phases of a step."""
+    rank_run.set_up()
+    set_up_events = memory_meter.take_events()
+    step_events: list[list[Sequence[Event]]] = []
+    for _ in range(2):
+        rank_run.run_passes()
+        pass_events = memory_meter.take_events()
+        rank_run.update()
+        update_events = memory_meter.take_events()
+        rank_run.zero_grad()
+        step_events.append([pass_events, update_events, memory_meter.take_events()])
+    first_step, second_step = step_events
+    return RecordedEvents(set_up_events, first_step, second_step, PHASES)
 
 
 def check_torch(layout: Layout) -> None:

@@ -15,15 +15,18 @@ from ...device_memory.training import (
 )
 from ...frozen import frozen
 from ...parallel.layout import Layout
-from ...simulator.event_log import EventRecorder
+from ...simulator.event_log import Event, EventRecorder
+from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import PassRecorder
-from ...simulator.repeat_layers import NotRepeatingError
+from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis, RepeatedEvents
 from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
-from ...simulator.tensor import Tensor
-from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup
+from ...simulator.tensor import DTYPES, Tensor
+from .messages import bucket_sizes
+from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
@@ -132,11 +135,71 @@ def _replay_rank(
             )
         except NotRepeatingError:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
-    rank_run.set_up()
-    counted_steps = count_steps(rank_run, memory_meter)
+    counted_steps = _count_steps_of_few_layers(rank_setup)
+    if counted_steps is None:
+        rank_run.set_up()
+        counted_steps = count_steps(rank_run, memory_meter)
     if stores_steps:
         recorded_rank.counted_steps[stage_number] = counted_steps
     return counted_steps.result_on_allocator(expandable_segments)
+
+
+def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
+    """Counts two steps from those of a run with four repeats of each chunk's layers.
+
+    None if no chunk has more, if layers differ by their number, and if the repeats differ.
+    """
+    if rank_setup.training.first_trained_layer is not None:
+        return None
+    rank_run = RankRun(rank_setup, recorder := EventRecorder())
+    stacks: list[LayerStack] = []
+    shortened_stacks: list[int] = []
+    for model_chunk in rank_run.chunks:
+        chunk_stacks = program_stacks(
+            model_chunk.program.root, rank_setup.training.layer_period, model_chunk.lowering.first_layer_index
+        )
+        model_chunk.lowering.run_only = {
+            i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
+            for i, layer_stack in enumerate(chunk_stacks)
+            if layer_stack.repeats > RECORDED_REPEATS
+        }
+        shortened_stacks += [len(stacks) + i for i in model_chunk.lowering.run_only]
+        stacks += chunk_stacks
+    if not shortened_stacks:
+        return None
+    rank_run.has_buckets = False  # their sizes depend on the number of layers
+    recorded_events = record_two_steps(rank_run, recorder)
+    element_bytes = DTYPES[rank_setup.training.dtype].bytes
+    gradient_sizes = {
+        weight.storage.block.handle: weight.count * element_bytes
+        for model_chunk in rank_run.chunks
+        for weight in model_chunk.parameters
+    }
+
+    def bucket_events(repeated_events: RepeatedEvents) -> list[Event]:
+        if rank_setup.layout.dp == 1:
+            return []
+        sizes = {
+            full_number: gradient_bytes
+            for storage_number, gradient_bytes in gradient_sizes.items()
+            for full_number in repeated_events.numbers_in_full_run(storage_number)
+        }
+        set_up_events = repeated_events.events_of_full_run(recorded_events.set_up)
+        ordered_sizes = [sizes[number] for number, nbytes, _ in set_up_events if nbytes >= 0 and number in sizes]
+        return [
+            (repeated_events.count + i, bucket_bytes, "communication")
+            for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_sizes)))
+        ]
+
+    try:
+        repeat_analysis = RepeatAnalysis(recorded_events, stacks, shortened_stacks)
+        step_lists, storage_count, requested_bytes = repeat_analysis.allocator_steps(bucket_events)
+        replay_result = repeat_analysis.count_bytes({}, bucket_events)
+    except NotRepeatingError:
+        return None
+    return CountedSteps(
+        replay_result, step_lists, storage_count, requested_bytes.requested, requested_bytes.peak_requested
+    )
 
 
 def _replay_recorded(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from llmcalc import load
+from llmcalc.device_memory.device_memory import DeviceMemory
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks import ranks
@@ -61,6 +63,32 @@ def test_fewer_micro_batches_on_the_allocator(
         assert "micro-batches of a step, extrapolated to all" in rounding.witness
         rounding = next(term for term in all_of_them.device.terms if term.name == "rounding to blocks")
         assert (rounding.status, "micro-batches" in rounding.witness) == ("source", False)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "micro_batches"),
+    [
+        ("llama3-8b?num_hidden_layers=8", Layout(dp=2), 1),
+        ("llama3-8b?num_hidden_layers=8", Layout(tp=2, dp=2), 2),
+        ("gemma3-1b?num_hidden_layers=24", Layout(pp=2, dp=2), 3),
+        ("deepseek-v2-lite?num_hidden_layers=8", Layout(dp=2), 1),
+        ("gpt2", Layout(pp=2, vpp=2, schedule="interleaved"), 2),
+    ],
+)
+def test_steps_of_few_layers_are_those_of_all(
+    model: str, layout: Layout, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peaks, DDP's buckets and both kinds of segments are equal to the byte to a run of every layer."""
+
+    def memory_of_ranks() -> list[DeviceMemory]:
+        run = memory(load(model).model, Settings("training", seq=64, num_microbatches=micro_batches))
+        cluster = Cluster.with_framework(run, layout, "torch")
+        runtimes = [replace(run.runtime, expandable=expandable) for expandable in (False, True)]
+        return [cluster.rank_memory(rank, runtime).device for rank in cluster.ranks for runtime in runtimes]
+
+    from_few = memory_of_ranks()
+    monkeypatch.setattr(pipeline_replay, "_count_steps_of_few_layers", lambda _: None)
+    assert from_few == memory_of_ranks()
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(1, 1), (2, 1), (16, 1), (2, 2), (4, 3)])
