@@ -37,7 +37,15 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
-from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass, seconds_without_graphs
+from .inference import (
+    MAX_CHUNKS,
+    InferencePass,
+    captured_prompt_tokens,
+    forward_pass,
+    prefill,
+    rank_pass,
+    seconds_without_graphs,
+)
 from .speculation import Speculation
 from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
 from .timing_constants import TimeStack
@@ -140,6 +148,11 @@ class Replica:
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
+    def tokens_of_sequence(self) -> int:
+        """The number of tokens of a sequence that a decoding step computes: one and the drafted ones."""
+        return 1 if self.speculation is None else 1 + self.speculation.tokens
+
+    @property
     def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
@@ -178,8 +191,7 @@ class Replica:
 
         cached_tokens: cached tokens per sequence.
         """
-        drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
-        step_sizes = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
+        step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
         target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
@@ -242,18 +254,21 @@ class Replica:
         """The maximum number of prompts per step; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
+    @property
+    def graph_tokens(self) -> int:
+        """The most tokens of a step with prompts whose kernels captured graphs launch; 0 for none."""
+        return captured_prompt_tokens(self.spec, self.stack, self.layout.pp)
+
     def uncaptured_share(self, concurrency: float) -> float:
         """The share of prompts in steps with more tokens than those that captured graphs launch.
 
         The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
         """
-        if not self.stack.prompt_graph_tokens:
+        if not self.graph_tokens:
             return 0.0
         tokens_of_prompt = self.chunk_tokens or self.requests.computed_tokens
-        tokens_of_sequence = 1 + (0 if self.speculation is None else self.speculation.tokens)
-        if not self.stack.mixed_steps:
-            tokens_of_sequence = 0
-        free_tokens = self.stack.prompt_graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
+        tokens_of_sequence = self.tokens_of_sequence if self.stack.mixed_steps else 0
+        free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
         other_prompts = math.floor((free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence))
         mean_other_prompts = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
         return 1.0 - _poisson_share(other_prompts, min(mean_other_prompts, self.most_prompts))
@@ -297,7 +312,7 @@ class Replica:
             if not uncaptured_share:
                 return 0.0
             prompt_pass = self.prompts_pass(prompt_count)
-            return uncaptured_share * seconds_without_graphs(prompt_pass, self.stack, self.formats)
+            return uncaptured_share * seconds_without_graphs(prompt_pass, self.stack, self.formats, self.graph_tokens)
 
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""

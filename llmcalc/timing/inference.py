@@ -42,7 +42,7 @@ def forward_pass(
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    graph_tokens = 0 if is_decoding else time_stack.prompt_graph_tokens
+    graph_tokens = 0 if is_decoding else captured_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
         prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
@@ -73,12 +73,26 @@ def _launched_seconds(
     return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
 
 
-def seconds_without_graphs(prompt_pass: InferencePass, time_stack: TimeStack, formats: NumberFormats) -> float:
-    """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel."""
+def captured_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
+    """Returns the most tokens of a step with prompts whose kernels captured graphs launch; 0 for none.
+
+    pp: pipeline stages.
+    """
+    is_captured = (are_equal(pp, 1) and not spec.towers) or not time_stack.graphs_text_only
+    return time_stack.prompt_graph_tokens if is_captured else 0
+
+
+def seconds_without_graphs(
+    prompt_pass: InferencePass, time_stack: TimeStack, formats: NumberFormats, graph_tokens: int
+) -> float:
+    """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel.
+
+    graph_tokens: most tokens of a pass whose kernels graphs launch otherwise.
+    """
     return sum(
         float(
             _launched_seconds(timed_pass, time_stack, formats, False, 0)
-            - _launched_seconds(timed_pass, time_stack, formats, False, time_stack.prompt_graph_tokens)
+            - _launched_seconds(timed_pass, time_stack, formats, False, graph_tokens)
         )
         for timed_pass in prompt_pass.timed_passes
     )

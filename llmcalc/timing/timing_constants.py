@@ -195,6 +195,7 @@ class TimeStack(Record):
     host_prompt_kernel: float = 0.0
     host_expert: float = 0.0
     prompt_graph_tokens: int = Field(0, ge=0)
+    graphs_text_only: bool = False
     casts_inputs: bool = False
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
