@@ -172,6 +172,7 @@ class TimeStack(Record):
     halves_float32: bool = False
     four_bit_scheme: str | None = None
     expert_weights: Share = 1.0
+    prompt_expert_weights: Share | None = None
     expert_products: dict[str, Share] = {}
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
