@@ -29,6 +29,7 @@ steps of their own (`TimeStack.mixed_steps`) does not save that.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 from ..errors import InputError
@@ -36,7 +37,15 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
-from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
+from .inference import (
+    MAX_CHUNKS,
+    InferencePass,
+    captured_prompt_tokens,
+    forward_pass,
+    prefill,
+    rank_pass,
+    seconds_without_graphs,
+)
 from .speculation import Speculation
 from .time_estimator import SIXTEEN_BITS, NumberFormats, TimedOperation
 from .timing_constants import TimeStack
@@ -139,6 +148,11 @@ class Replica:
         return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
+    def tokens_of_sequence(self) -> int:
+        """The number of tokens of a sequence that a decoding step computes: one and the drafted ones."""
+        return 1 if self.speculation is None else 1 + self.speculation.tokens
+
+    @property
     def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
         return (self.requests.output - 1) / self.tokens_per_step
@@ -177,8 +191,7 @@ class Replica:
 
         cached_tokens: cached tokens per sequence.
         """
-        drafted_tokens = 0 if self.speculation is None else self.speculation.tokens
-        step_sizes = rank_pass(self.stack, self.layout, batch, 1 + drafted_tokens, cached_tokens, "decode")
+        step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
         target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
@@ -241,6 +254,25 @@ class Replica:
         """The maximum number of prompts per step; a long prompt takes several steps."""
         return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed_tokens)
 
+    @property
+    def graph_tokens(self) -> int:
+        """The most tokens of a step with prompts whose kernels captured graphs launch; 0 for none."""
+        return captured_prompt_tokens(self.spec, self.stack, self.layout.pp)
+
+    def uncaptured_share(self, concurrency: float) -> float:
+        """The share of prompts in steps with more tokens than those that captured graphs launch.
+
+        The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
+        """
+        if not self.graph_tokens:
+            return 0.0
+        tokens_of_prompt = self.chunk_tokens or self.requests.computed_tokens
+        tokens_of_sequence = self.tokens_of_sequence if self.stack.mixed_steps else 0
+        free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
+        other_prompts = math.floor((free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence))
+        mean_other_prompts = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
+        return 1.0 - _poisson_share(other_prompts, min(mean_other_prompts, self.most_prompts))
+
     @cached_property
     def saturation_concurrency(self) -> float:
         """The concurrency at which every step processes prompts, so that more requests only wait."""
@@ -273,19 +305,29 @@ class Replica:
             return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
+        uncaptured_share = self.uncaptured_share(concurrency)
+
+        def added_launch_seconds(prompt_count: float) -> float:
+            """Returns the mean seconds of the host in steps without graphs, beyond those of the prompts alone."""
+            if not uncaptured_share:
+                return 0.0
+            prompt_pass = self.prompts_pass(prompt_count)
+            return uncaptured_share * seconds_without_graphs(prompt_pass, self.stack, self.formats, self.graph_tokens)
 
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
             prompt_pass = self.prompts_pass(prompt_count)
-            seconds = float(prompt_pass.seconds) - len(prompt_pass.timed_passes) * saved_seconds
-            return max(0.0, seconds) / prompt_count / self.batch_count
+            seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
+            return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
 
         prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
         seconds_per_prompt, steps_per_prompt = (
             added_seconds_per_prompt(prompts_per_step),
             len(self.prompts_pass(1).timed_passes),
         )
-        prompt_step_seconds = self.prompt_seconds + steps_per_prompt * token_seconds_beside_prompts
+        prompt_step_seconds = (
+            self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
+        )
         prompt_seconds = prompt_step_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
             concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
@@ -320,6 +362,17 @@ def _added_seconds(operation: TimedOperation) -> float:
     if operation.kind in SHARED_WEIGHTS:
         return float(operation.compute)
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
+
+
+def _poisson_share(most: int, mean: float) -> float:
+    """Returns the probability that a Poisson variable is at most `most`."""
+    if most < 0:
+        return 0.0
+    probability = share = math.exp(-mean)
+    for count in range(1, most + 1):
+        probability *= mean / count
+        share += probability
+    return min(1.0, share)
 
 
 def _int_if_whole(value: float) -> float:

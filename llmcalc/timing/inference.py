@@ -42,15 +42,8 @@ def forward_pass(
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    launch_seconds, graph_tokens = (
-        (time_stack.host_kernel, 0)
-        if is_decoding
-        else (max(time_stack.host_kernel, time_stack.host_prompt_kernel), time_stack.prompt_graph_tokens)
-    )
-    launches = timed_pass.launches(
-        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
-    )
-    kernel_seconds = maximum(timed_pass.seconds, launches * launch_seconds)
+    graph_tokens = 0 if is_decoding else captured_prompt_tokens(spec, time_stack, pp)
+    kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
         prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
         kernel_seconds *= (prompt_batches + pp - 1) / (prompt_batches * pp)
@@ -63,6 +56,45 @@ def forward_pass(
         kernel_seconds + host_seconds + hop_seconds,
         {"kernels": kernel_seconds, "host": host_seconds, "hops": hop_seconds},
         [timed_pass],
+    )
+
+
+def _launched_seconds(
+    timed_pass: TimedPass, time_stack: TimeStack, formats: NumberFormats, is_decoding: bool, graph_tokens: int
+) -> Number:
+    """Returns the seconds of a pass's kernels, which cannot run faster than the host launches them.
+
+    graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
+    """
+    prompt_launch_seconds = 0.0 if is_decoding else time_stack.host_prompt_kernel
+    launches = timed_pass.launches(
+        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
+    )
+    return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
+
+
+def captured_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
+    """Returns the most tokens of a step with prompts whose kernels captured graphs launch; 0 for none.
+
+    pp: pipeline stages.
+    """
+    is_captured = (are_equal(pp, 1) and not spec.towers) or not time_stack.graphs_text_only
+    return time_stack.prompt_graph_tokens if is_captured else 0
+
+
+def seconds_without_graphs(
+    prompt_pass: InferencePass, time_stack: TimeStack, formats: NumberFormats, graph_tokens: int
+) -> float:
+    """Returns the seconds by which a prompt's pass takes longer where the host launches every kernel.
+
+    graph_tokens: most tokens of a pass whose kernels graphs launch otherwise.
+    """
+    return sum(
+        float(
+            _launched_seconds(timed_pass, time_stack, formats, False, 0)
+            - _launched_seconds(timed_pass, time_stack, formats, False, graph_tokens)
+        )
+        for timed_pass in prompt_pass.timed_passes
     )
 
 

@@ -540,7 +540,12 @@ class TimeEstimator:
         if kernel.in_16_bits:
             wide_format_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
             bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
-        return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
+        return elements * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
+
+    def _expert_weights_share(self) -> float:
+        """Returns the share of the memory rate at which a pass reads the weights of experts."""
+        prompt_share = self.stack.prompt_expert_weights if self.rank_pass.phase == "prefill" else None
+        return self.stack.expert_weights if prompt_share is None else prompt_share
 
     def experts_read(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that T tokens select: E · (1 − (1 − k/E)^T).

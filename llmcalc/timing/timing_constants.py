@@ -172,6 +172,7 @@ class TimeStack(Record):
     halves_float32: bool = False
     four_bit_scheme: str | None = None
     expert_weights: Share = 1.0
+    prompt_expert_weights: Share | None = None
     expert_products: dict[str, Share] = {}
     expert_wait: dict[str, float] = {}
     product_wait: dict[str, float] = {}
@@ -195,6 +196,7 @@ class TimeStack(Record):
     host_prompt_kernel: float = 0.0
     host_expert: float = 0.0
     prompt_graph_tokens: int = Field(0, ge=0)
+    graphs_text_only: bool = False
     casts_inputs: bool = False
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False

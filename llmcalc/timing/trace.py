@@ -23,6 +23,7 @@ from typing import TypeAlias
 from ..errors import InputError
 from ..frozen import frozen
 from .batching import Replica, seconds_beside_prompts
+from .inference import InferencePass, seconds_without_graphs
 
 MOST_PROMPT_SIZES = 2**20
 """Tokens of prompts of a step up to which seconds are tabulated."""
@@ -82,6 +83,10 @@ class StepSeconds:
     prompt_seconds: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
     server_seconds: of the server before a first token.
     tokens_per_step: tokens that a decoding step gives each sequence.
+    tokens_of_sequence: tokens that a decoding step computes of each sequence, the drafted ones too.
+    graph_tokens: most tokens of a step with prompts whose kernels captured graphs launch; 0 (default) for none.
+    added_launch_seconds: (tokens of prompts, mean tokens of theirs in the cache) → of what the host's launches add to a
+        step whose prompts would fit into a graph without the decoding sequences.
     """
 
     decoding_seconds: Seconds
@@ -89,6 +94,22 @@ class StepSeconds:
     prompt_seconds: Seconds
     server_seconds: float
     tokens_per_step: float = 1.0
+    tokens_of_sequence: int = 1
+    graph_tokens: int = 0
+    added_launch_seconds: Seconds = lambda *_: 0.0
+
+    def mixed_seconds(self, tokens: int, earlier_tokens: float, sequences: int, cached_tokens: float) -> float:
+        """Returns the seconds of a step with prompts and decoding sequences.
+
+        tokens, earlier_tokens: of prompts, and their mean number of tokens in the cache.
+        sequences, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
+        """
+        seconds = self.prompt_seconds(tokens, earlier_tokens)
+        if not sequences:
+            return seconds
+        if tokens + sequences * self.tokens_of_sequence > self.graph_tokens >= tokens:
+            seconds += self.added_launch_seconds(tokens, earlier_tokens)
+        return seconds + self.added_decoding_seconds(sequences, cached_tokens)
 
     @classmethod
     def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input: int) -> StepSeconds:
@@ -101,17 +122,25 @@ class StepSeconds:
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
         time_batch = cache(replica.batch_pass)
 
-        def prompt(prompt_tokens: int, earlier_tokens: int) -> float:
+        @cache
+        def time_prompt(prompt_tokens: int, earlier_tokens: int) -> InferencePass:
             prompt_count = max(1.0, prompt_tokens / mean_input)
             prompt_length = max(1, round(prompt_tokens / prompt_count))
-            return float(replica.prompt_pass(prompt_count, prompt_length, earlier_tokens).seconds)
+            return replica.prompt_pass(prompt_count, prompt_length, earlier_tokens)
+
+        def added_launches(prompt_tokens: int, earlier_tokens: int) -> float:
+            prompt_pass = time_prompt(prompt_tokens, earlier_tokens)
+            return seconds_without_graphs(prompt_pass, replica.stack, replica.formats, replica.graph_tokens)
 
         return cls(
             _tabulated_seconds(lambda *sizes: float(time_batch(*sizes).seconds), sequences, context_lengths),
             _tabulated_seconds(lambda *sizes: seconds_beside_prompts(time_batch(*sizes)), sequences, context_lengths),
-            _tabulated_seconds(prompt, most_tokens, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
             replica.stack.first_token,
             replica.tokens_per_step,
+            replica.tokens_of_sequence,
+            replica.graph_tokens,
+            _tabulated_seconds(added_launches, min(most_tokens, max(1, replica.graph_tokens)), context_lengths),
         )
 
 
@@ -203,12 +232,12 @@ class ServedBatch:
                 reserved_tokens += request_tokens
                 next_request += 1
             if waiting_prompts:
-                finished_prompts, tokens, mean_context = self._take_prompts(
-                    waiting_prompts, sequence_count if self.mixes_prompts else 0
+                decoding_count = sequence_count if self.mixes_prompts else 0
+                finished_prompts, tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
+                current_time += self.scale * self.step_seconds.mixed_seconds(
+                    tokens, mean_context, decoding_count, context
                 )
-                current_time += self.scale * self.step_seconds.prompt_seconds(tokens, mean_context)
-                if self.mixes_prompts and sequence_count:
-                    current_time += self.scale * self.step_seconds.added_decoding_seconds(sequence_count, context)
+                if decoding_count:
                     finished_steps += 1
                     context_token_sum += sequence_count * self.step_seconds.tokens_per_step
                 for request_index in finished_prompts:

@@ -45,7 +45,9 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
     generation = time_estimator.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
     device = replace(time_estimator.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
     lossless_link = replace(
-        time_estimator, device=device, stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0})
+        time_estimator,
+        device=device,
+        stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0, "prompt_expert_weights": None}),
     )
     for kernel in rank_work.kernels:
         run_count = float(kernel.times * rank_work.count(kernel.layer))

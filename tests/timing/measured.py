@@ -56,7 +56,9 @@ def range_of(row: Row, seconds: float) -> TimeRange:
                               fast_host_seconds=fast_host_seconds(row) if row.trains else None)  # fmt: skip
 
     if row["measure"] in PARTS:
-        prompts, tokens, share = expected("prefill"), expected("decode"), prompt_share(row)
+        load = load_of(row) if row.is_loaded and row["measure"] != "throughput" else None
+        burst_seconds = None if load is None else seconds * load.ttft_of_burst / load.ttft
+        prompts, tokens, share = expected("prefill", burst_seconds), expected("decode"), prompt_share(row)
         low, high = (
             share * of_prompts + (1 - share) * of_tokens
             for of_prompts, of_tokens in ((prompts.low, tokens.low), (prompts.high, tokens.high))

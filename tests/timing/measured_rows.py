@@ -183,6 +183,7 @@ SERVER_STACKS = {
     "vllm",
     "sglang",
     "sglang-2025",
+    "sglang-0510",
     "tensorrt-llm",
     "fastertransformer",
     "vllm-eager",
@@ -265,7 +266,7 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
     elif name == "vllm" and version and _before(version, (0, 14)):
         name = "vllm-2025"
     elif name == "sglang" and _before(version or "0", (0, 5, 14)):
-        name = "sglang-2025"
+        name = "sglang-2025" if _before(version or "0", (0, 5, 10)) else "sglang-0510"
     stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
     if software in UNSAMPLED:
         host_seconds = stack.host_step + stack.host_sequence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import exp
 from typing import Any
 
 import pytest
@@ -80,10 +81,27 @@ def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Re
     server = replica(name, requests, stack=stack)
     loads = [server.latencies(2**i) for i in range(11)]
     for fewer, more in pairwise(loads):
-        share = 0.8 if stack.prompt_graph_tokens else 0.9999  # the host launches steps beyond the captured sizes
-        assert more.output_tokens_per_second >= fewer.output_tokens_per_second * share
+        assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
         assert more.end_to_end_seconds >= fewer.end_to_end_seconds
         assert more.tpot >= fewer.tpot * 0.9999
+
+
+@pytest.mark.parametrize(
+    ("changes", "concurrency", "share"),
+    [
+        ({}, 1, 0.0),
+        ({}, 128, 1 - exp(-1) * (1 + 1 + 1 / 2)),  # up to two others fit: 3 prompts and 125 sequences are 509 tokens
+        ({}, 385, 1 - exp(-384 / 127)),  # no other fits: a prompt and 384 sequences are 512 tokens
+        ({}, 386, 1.0),
+        ({"stack": VLLM.model_copy(update={"prompt_graph_tokens": 0})}, 386, 0.0),
+        ({"stack": SGLANG}, 386, 0.0),  # 16 prompts are 2,048 tokens, and no sequence decodes beside them
+        ({"requests": REQUESTS["chat"]}, 2, 1.0),
+    ],
+)
+def test_graphs_launch_steps_by_all_of_their_tokens(changes: dict[str, Any], concurrency: int, share: float) -> None:
+    """Of prompts of 128 tokens in steps with those of others, whose number is of a Poisson distribution."""
+    server = replica(requests=REQUESTS["short"])
+    assert replace(server, **changes).uncaptured_share(concurrency) == pytest.approx(share, abs=1e-6)
 
 
 @pytest.mark.parametrize("concurrency", [2, 16, 300])

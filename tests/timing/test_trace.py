@@ -116,6 +116,15 @@ def test_steps_by_hand() -> None:
     assert second.tpot == 1.0
 
 
+def test_decoding_sequences_count_among_the_tokens_of_a_graph() -> None:
+    """Half a second of launches in a step of 50 tokens of a prompt and one of the other request."""
+    steps = replace(CONSTANT, graph_tokens=50, added_launch_seconds=lambda tokens, before: 0.5)
+    batch = ServedBatch(steps, sequences=8, cache_tokens=10_000, step_tokens=200, mixes_prompts=True)
+    _, second = batch.serve_requests([TracedRequest(0.0, 50, 9), TracedRequest(2.0, 50, 2)])
+    _, shorter = batch.serve_requests([TracedRequest(0.0, 50, 9), TracedRequest(2.0, 49, 2)])
+    assert second.ttft - shorter.ttft == pytest.approx(0.01 + 0.5)
+
+
 def test_a_request_waits_for_the_step_that_is_planned() -> None:
     """The second request arrives in the step from 2 to 3; the one from 3 to 4 is planned already."""
     batch = ServedBatch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=200, mixes_prompts=True, steps_ahead=1)

@@ -35,7 +35,7 @@ ENGINE = Engine(
     },
     plugin_vendors=("Google", "Huawei", "Intel"),  # sglang-jax, and the pages of docs/hardware-platforms
     least_capability=7.5,  # docs/get_started/quickstart
-    stacks=(((0,), "sglang-2025"), ((0, 5, 14), "sglang")),
+    stacks=(((0,), "sglang-2025"), ((0, 5, 10), "sglang-0510"), ((0, 5, 14), "sglang")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     step_tokens="chunked_prefill_size",
     step_sequences="max_running_requests",
