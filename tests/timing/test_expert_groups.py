@@ -117,7 +117,8 @@ def test_all_to_all_of_nccl_sends_every_copy(ranks: int) -> None:
 def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, ignored: tuple[str, ...], expected: str) -> None:
     own_settings = settings(**EXPERTS | {"moe_token_dispatcher_type": dispatcher})
     assert (
-        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False) == expected
+        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False, True)
+        == expected
     )
 
 

@@ -15,10 +15,13 @@ OVERLAPS = {
 """Arguments → the group whose messages they send beside products."""
 
 
-def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
-    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs."""
+def time_stack_name(launched_run: Launch | None, is_compiled: bool, has_experts: bool) -> str:
+    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs.
+
+    Without a file, experts get their tokens by the `alltoall` dispatcher, whose memory is counted for such runs.
+    """
     if launched_run is None:
-        return "megatron"
+        return "megatron-alltoall" if has_experts else "megatron"
     if not overlapped_groups(launched_run):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
