@@ -26,6 +26,8 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, has_experts:
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
+        if settings.num_experts is not None and settings.moe_token_dispatcher_type == "allgather":
+            return "megatron-allgather"
         sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
     else:  # programs that name a model: their readers say what sends experts' tokens
         uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)
