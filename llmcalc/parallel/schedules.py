@@ -243,11 +243,12 @@ def _interleaved_passes(pass_kind: Kind, chunk_count: int, micro_batches: int, g
 
 def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
     """Raises `InputError` for micro-batch groups smaller than the number of pipeline ranks, as Megatron-LM does."""
-    if group_size < ranks:
+    if group_size < ranks <= micro_batches:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group_size}; expected at least as many as --pp "
             f"{ranks}"
         )
+    group_size = max(group_size, ranks)
     remainder = micro_batches % group_size
     if micro_batches < group_size or 0 < remainder < ranks:
         next_multiple = micro_batches - remainder + group_size

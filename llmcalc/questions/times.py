@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
+from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.presets import is_library_tag
@@ -118,6 +119,8 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         run_memory, framework_record, layout = training_run(run)
         check_loss(run.settings, framework_record)
         micro_batches, chosen_options = micro_batch_count_of_run(run_memory, layout, options.global_batch), ""
+        if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
+            _check_schedule(run, options, framework_record, layout, micro_batches)
         needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
         if fastest_layout_plan is not None:
@@ -138,6 +141,27 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         precision in framework(field).narrow_precisions for field in FRAMEWORK_NAMES
     )
     return replace(timed_run, resident_bytes=needed_bytes, chosen_options=chosen_options, is_planned=is_planned)
+
+
+def _check_schedule(
+    run: RunQuestion, options: TimeOptions, framework_record: Framework, layout: Layout, micro_batches: int
+) -> None:
+    """Raises `InputError` for a number of micro-batches that the layout's schedule does not take, as `memory` does."""
+    try:
+        check_micro_batches(layout, micro_batches, _micro_batch_group(run, framework_record, layout, micro_batches))
+    except InputError as error:
+        if options.global_batch is None:
+            raise
+        raise InputError(f"--global-batch {options.global_batch} makes {error}") from None
+
+
+def _micro_batch_group(run: RunQuestion, framework_record: Framework, layout: Layout, micro_batches: int) -> int | None:
+    """Returns the group size of an interleaved schedule, by the file or the framework; None for the default."""
+    file_settings = None if run.launch is None else run.launch.own_settings
+    group_size = getattr(file_settings, "microbatch_group_size_per_virtual_pipeline_stage", None)
+    if group_size is None and framework_record.micro_batch_group is not None:
+        group_size = framework_record.micro_batch_group(layout.pp, micro_batches)
+    return group_size
 
 
 def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout: Layout, micro_batches: int) -> int:
@@ -271,13 +295,16 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
 
 def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
+    from ..studies.model_selection import has_experts
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
     launched_run = run.launch
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile))
+    software_stack = options.stack or framework_record.stack(
+        launched_run, bool(run.settings.compile), has_experts(run.preset.model)
+    )
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(

@@ -19,8 +19,8 @@ from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .memory_notes import run_text
 from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
 from .seconds import (
-    copying_exchange_notes,
     duration_text,
+    other_exchange_notes,
     range_ends_text,
     range_text,
     test_errors_text,
@@ -289,12 +289,12 @@ def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note if the first layout takes longer by the framework's default exchanges of experts' tokens."""
+    """Returns a note if the first layout takes another time by the framework's other exchange of experts' tokens."""
     first_plan, first_layout = layout_plan.first_row
     if first_layout is None or first_layout.seconds is None or first_plan.times is None or first_layout.layout.ep == 1:
         return []
     training_times = first_plan.times.with_memory(first_plan.estimates.with_recompute(first_layout.recompute).memory)
-    return copying_exchange_notes(
+    return other_exchange_notes(
         training_times.stack,
         first_layout.seconds,
         lambda time_stack: training_times.seconds_on(time_stack, first_layout.layout, first_layout.micro_batches),

@@ -202,30 +202,34 @@ TIE = 1.03
 """Ratio of two times up to which equal runs differ as much."""
 
 
-def _copying_exchange_notes(timed_run: TimedRun) -> list[str]:
-    """Returns a note with the seconds of a step whose exchanges of experts' tokens are the software's default."""
+def _other_exchange_notes(timed_run: TimedRun) -> list[str]:
+    """Returns a note with the seconds of a step with the software's other exchange of experts' tokens."""
     seconds_on, device = timed_run.seconds_on, timed_run.device
     if timed_run.layout.ep == 1 or seconds_on is None:
         return []
-    return copying_exchange_notes(timed_run.stack, timed_run.seconds, lambda time_stack: seconds_on(device, time_stack))
+    return other_exchange_notes(timed_run.stack, timed_run.seconds, lambda time_stack: seconds_on(device, time_stack))
 
 
-def copying_exchange_notes(
+def other_exchange_notes(
     time_stack: TimeStack, seconds: float, seconds_on: Callable[[TimeStack], float], subject: str = ""
 ) -> list[str]:
-    """Returns a note if a step with expert parallelism takes longer by the software's default exchanges of tokens.
+    """Returns a note if a step with expert parallelism takes another time by the software's other exchange of tokens.
 
     seconds: of the step on `time_stack`. seconds_on: software stack → seconds of the same step.
     subject: the run that takes them, with a space at its end; default the run of the answer.
     """
-    copying_stack = time_stack.copying_stack
-    if not copying_stack or (copying_seconds := seconds_on(time_stack.model_copy(update={"sends_copies": True}))) <= (
-        TIE * seconds
-    ):
+    if not time_stack.exchange_stack:
         return []
+    sends_copies = time_stack.sends_copies
+    other_seconds = seconds_on(time_stack.model_copy(update={"sends_copies": not sends_copies}))
+    if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
+        return []
+    exchange, other_exchange = "those of DeepEP", "NCCL's all-to-all"
+    if sends_copies:
+        exchange, other_exchange = other_exchange, "DeepEP"
     return [
-        f"exchanges of experts' tokens are those of DeepEP; by NCCL's all-to-all {subject}"
-        f"{duration_text(copying_seconds)} (--stack {copying_stack})"
+        f"exchanges of experts' tokens are {exchange}; by {other_exchange} {subject}{duration_text(other_seconds)} "
+        f"(--stack {time_stack.exchange_stack})"
     ]
 
 
@@ -271,7 +275,7 @@ def report(
         *_measured_notes(timed_run, measured_run),
         *exchange_notes(timed_run.stack, timed_run.layout),
         *pass_notes(timed_run),
-        *_copying_exchange_notes(timed_run),
+        *_other_exchange_notes(timed_run),
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run, measured_run is not None),
     ]

@@ -713,6 +713,9 @@ class TimeEstimator:
             return device.message_seconds(
                 message.kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
             )
+        if message.group == "ep" and self.is_training and self.stack.gathers_tokens:
+            gathered_bytes = message_bytes * message.ranks / layer_message.copies
+            return exposed_share * device.message_seconds("all_gather", message.ranks, gathered_bytes)
         if message.group == "ep":
             return exposed_share * device.message_seconds(
                 message.kind, message.ranks, message_bytes * self._exchanged_share(layer_message)

@@ -183,7 +183,7 @@ class TimeStack(Record):
     most_gathering_ranks: int = Field(0, ge=0)
     exchange: str = ""
     sends_copies: bool = False
-    copying_stack: str = ""
+    exchange_stack: str = ""
     moves_all_rows: bool = False
     fuses_gates: bool = False
     splits_to_host: bool = False

@@ -661,12 +661,12 @@ def test_a_row_without_replicas_has_the_options_of_memory(run: Any) -> None:
     assert answer["memory"]["device_bytes"] == planned["feasible"][0]["device_bytes"]
 
 
-def test_experts_over_nodes_are_said_to_be_exchanged_by_deepep(run: Any) -> None:
-    """Megatron-LM's default is NCCL's all-to-all, which sends a token's copies to a node (token_dispatcher.py)."""
+def test_a_plan_has_the_other_exchange_of_experts_over_nodes(run: Any) -> None:
+    """NCCL's all-to-all sends every copy of a token to its rank, DeepEP one to each node (token_dispatcher.py)."""
     words = ("plan", "qwen3-30b-a3b?num_hidden_layers=4", "--devices", "16", "--hardware", "h100", "--seq", "4k")
     for ep, is_said in ((16, True), (1, False)):
         output = " ".join(run(*words, "--rows", "1", "--pp", "1", "--tp", "1", "--ep", str(ep))[1].split())
-        assert ("by NCCL's all-to-all the first layout takes" in output) == is_said
+        assert ("are NCCL's all-to-all; by DeepEP the first layout takes" in output) == is_said
 
 
 def test_a_first_layout_without_room_for_nccl_says_so(run: Any) -> None:

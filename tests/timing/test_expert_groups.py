@@ -106,18 +106,31 @@ def test_all_to_all_of_nccl_sends_every_copy(ranks: int) -> None:
     assert exchange_seconds(ranks, ExpertGroups(), "fsdp2-liger") < of_copies
 
 
+def test_gathered_tokens_reach_every_rank() -> None:
+    """Megatron-LM's default dispatcher: as many bytes as eight copies on 8 ranks, and more on more (in a domain)."""
+
+    def seconds(ranks: int, stack: str) -> float:
+        return exchange_seconds(ranks, ExpertGroups(), stack)
+
+    assert seconds(8, "megatron-allgather") == pytest.approx(seconds(8, "megatron-alltoall"), rel=1e-6)
+    assert seconds(4, "megatron-allgather") == pytest.approx(seconds(4, "megatron-alltoall") / 2, rel=0.1)
+    assert seconds(64, "megatron-allgather") > seconds(64, "megatron")
+
+
 @pytest.mark.parametrize(
     ("dispatcher", "ignored", "expected"),
     [
         ("alltoall", ("--overlap-grad-reduce",), "megatron-alltoall"),
         ("flex", ("--overlap-grad-reduce",), "megatron"),
+        ("allgather", ("--overlap-grad-reduce",), "megatron-allgather"),
         ("alltoall", (), "megatron-no-overlap"),
     ],
 )
 def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, ignored: tuple[str, ...], expected: str) -> None:
     own_settings = settings(**EXPERTS | {"moe_token_dispatcher_type": dispatcher})
     assert (
-        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False) == expected
+        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False, True)
+        == expected
     )
 
 

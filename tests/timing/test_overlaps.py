@@ -50,7 +50,7 @@ def test_arguments_of_megatron_state_which_messages_overlap(
     megatron = framework("megatron")
     assert megatron.overlapped_groups is not None
     assert set(megatron.overlapped_groups(launch) or ()) == groups
-    assert megatron.stack(launch, False) == stack
+    assert megatron.stack(launch, False, False) == stack
 
 
 def test_weights_that_are_gathered_after_the_update_are_hidden_only_where_the_file_says_so() -> None:
@@ -99,16 +99,19 @@ def test_recipes_of_megatron_bridge_overlap_gradients_as_their_common_functions_
     pretraining, adapters = (read_launch(f"{recipes} qwen25_7b_{kind}_config") for kind in ("pretrain_8gpu", "peft"))
     assert megatron.overlapped_groups is not None
     assert megatron.overlapped_groups(pretraining) == frozenset({"dp", "weights"})
-    assert megatron.stack(adapters, False) == "megatron-no-overlap"
+    assert megatron.stack(adapters, False, False) == "megatron-no-overlap"
     experts = "model.tensor_model_parallel_size=1 model.expert_model_parallel_size=4"  # whose tokens alltoall exchanges
-    assert megatron.stack(pretraining, False) == "megatron"
+    assert megatron.stack(pretraining, False, False) == "megatron"
     assert (
-        megatron.stack(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False) == "megatron-alltoall"
+        megatron.stack(read_launch(f"{recipes} qwen25_7b_pretrain_8gpu_config {experts}"), False, True)
+        == "megatron-alltoall"
     )
     text = (DATA / "llama_factory_megatron.yaml").read_text()
     changed = tmp_path / "train.yaml"
     changed.write_text(text.replace("overlap_grad_reduce: true", "overlap_grad_reduce: false"))
-    stacks = [megatron.stack(read_launch(path), False) for path in (DATA / "llama_factory_megatron.yaml", changed)]
+    stacks = [
+        megatron.stack(read_launch(path), False, False) for path in (DATA / "llama_factory_megatron.yaml", changed)
+    ]
     assert stacks == ["megatron", "megatron-no-overlap"]
 
 
@@ -126,15 +129,42 @@ def test_what_a_launch_file_sets_that_slows_each_step_is_named(run: Any, tmp_pat
     assert "timed as without CUDA_LAUNCH_BLOCKING=1, TORCH_DISTRIBUTED_DEBUG=DETAIL, --deterministic-mode" in text
 
 
-def test_exchanges_of_experts_between_machines_are_noted_to_be_those_of_deepep(run: Any) -> None:
+def test_experts_get_tokens_by_the_dispatcher_whose_memory_is_counted(run: Any) -> None:
     """The documented run of Qwen3-30B on 16 H100 by plain all-to-all takes 41.3 s (tests/data/timing/CAUSES.md)."""
     step = ("time", "qwen3-30b-a3b", "--hardware", "h100", "--framework", "megatron", "--zero", "1", "--seq", "4k")
     words = *step, "--devices", "16", "--global-batch", "1024"
-    text = " ".join(run(*words, "--ep", "16").out.split())
+    text = " ".join(run(*words, "--ep", "16", "--notes").out.split())
+    assert "likely 39" in text
+    assert "are NCCL's all-to-all; by DeepEP 27 s (--stack megatron)" in text
+    text = " ".join(run(*words, "--ep", "16", "--stack", "megatron", "--notes").out.split())
+    assert "likely 27" in text
     assert "those of DeepEP; by NCCL's all-to-all 39 s (--stack megatron-alltoall)" in text
-    assert "likely 39" in run(*words, "--ep", "16", "--stack", "megatron-alltoall").out
-    for options in (("--ep", "8"), ("--ep", "16", "--stack", "megatron-alltoall")):
-        assert "those of DeepEP" not in " ".join(run(*words, *options, "--notes").out.split())
+    assert "by DeepEP" not in " ".join(run(*words, "--ep", "1", "--notes").out.split())
+
+
+@pytest.mark.parametrize(
+    ("framework_name", "micro_batches"), [("megatron", 6), ("megatron", 8), ("fsdp2", 6), ("fsdp2", 9), ("fsdp2", 3)]
+)
+def test_an_interleaved_schedule_refuses_the_micro_batches_that_memory_refuses(
+    framework_name: str, micro_batches: int
+) -> None:
+    """Megatron-LM takes whole groups of as many as ranks; torch's ScheduleInterleaved1F1B makes its groups larger."""
+    run = {"hardware": "h100", "framework": framework_name, "pp": 4, "vpp": 2, "seq": 512}
+    texts = []
+    for question in (llmcalc.memory, llmcalc.time):
+        try:
+            question("llama3.2-1b", phase="training", num_microbatches=micro_batches, **run)
+            texts.append("")
+        except llmcalc.InputError as error:
+            texts.append(str(error))
+    assert texts[0] == texts[1]
+    assert bool(texts[0]) == ((framework_name, micro_batches) not in {("megatron", 8), ("fsdp2", 6)})
+    assert "--microbatch-group" not in texts[0]
+
+
+def test_a_global_batch_that_an_interleaved_schedule_does_not_take_is_named() -> None:
+    with pytest.raises(llmcalc.InputError, match="--global-batch 6 makes --num-microbatches: 6; an interleaved"):
+        llmcalc.time("llama3.2-1b", hardware="h100", framework="megatron", pp=4, vpp=2, seq=512, global_batch=6)
 
 
 def test_an_overlap_that_needs_sequence_parallelism_is_named_without_it(run: Any) -> None:

@@ -33,7 +33,7 @@ FRAMEWORK = Framework(
         ("deepspeed",),
         LazyFunction(__package__, "plugin:read_trainer"),
     ),
-    stack=lambda launch, compiled: "deepspeed",
+    stack=lambda launch, compiled, experts: "deepspeed",
     overlapped_groups=LazyFunction(__package__, "messages:overlapped_groups"),
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

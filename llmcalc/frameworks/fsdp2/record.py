@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
+from ...parallel.schedules import torch_group_size
 from ..framework import EstimateErrors, Framework, LazyFunction
 from ..launch.record import LaunchFile, Plugin
 
@@ -27,6 +28,7 @@ FRAMEWORK = Framework(
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again
     ),
     replays_every_micro_batch=True,
+    micro_batch_group=torch_group_size,
     launch_file=LaunchFile(
         "torchtitan",
         "a torchtitan job",
@@ -47,5 +49,5 @@ FRAMEWORK = Framework(
     implied_by=("with --fsdp or --zero 3", lambda request: request.zero_stage() == 3),
     selective_recompute="selective-op",
     narrow_precisions=frozenset({"fp8"}),
-    stack=lambda launch, compiled: "fsdp2-compile" if compiled else "fsdp2",
+    stack=lambda launch, compiled, experts: "fsdp2-compile" if compiled else "fsdp2",
 )

@@ -15,14 +15,19 @@ OVERLAPS = {
 """Arguments → the group whose messages they send beside products."""
 
 
-def time_stack_name(launched_run: Launch | None, is_compiled: bool) -> str:
-    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs."""
+def time_stack_name(launched_run: Launch | None, is_compiled: bool, has_experts: bool) -> str:
+    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs.
+
+    Without a file, experts get their tokens by the `alltoall` dispatcher, whose memory is counted for such runs.
+    """
     if launched_run is None:
-        return "megatron"
+        return "megatron-alltoall" if has_experts else "megatron"
     if not overlapped_groups(launched_run):
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
+        if settings.num_experts is not None and settings.moe_token_dispatcher_type == "allgather":
+            return "megatron-allgather"
         sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
     else:  # programs that name a model: their readers say what sends experts' tokens
         uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...parallel.layout_rules import LayoutRules
+from ...parallel.schedules import torch_group_size
 from ..framework import EstimateErrors, Framework, LazyFunction
 
 FRAMEWORK = Framework(
@@ -15,6 +16,7 @@ FRAMEWORK = Framework(
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
     replays_every_micro_batch=True,
+    micro_batch_group=torch_group_size,
     launcher="torchrun",
     serves=True,
 )
