@@ -134,8 +134,8 @@ def test_experts_get_tokens_by_the_dispatcher_whose_memory_is_counted(run: Any) 
     step = ("time", "qwen3-30b-a3b", "--hardware", "h100", "--framework", "megatron", "--zero", "1", "--seq", "4k")
     words = *step, "--devices", "16", "--global-batch", "1024"
     text = " ".join(run(*words, "--ep", "16", "--notes").out.split())
-    assert "likely 39" in text
-    assert "are NCCL's all-to-all; by DeepEP 27 s (--stack megatron)" in text
+    assert "likely 40" in text
+    assert "are NCCL's all-to-all; by DeepEP 28 s (--stack megatron)" in text
     text = " ".join(run(*words, "--ep", "16", "--stack", "megatron", "--notes").out.split())
     assert "likely 27" in text
     assert "those of DeepEP; by NCCL's all-to-all 39 s (--stack megatron-alltoall)" in text
