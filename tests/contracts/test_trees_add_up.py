@@ -100,7 +100,7 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
 def test_the_rows_of_explain_add_up_to_its_model_row(spec: ModelSpec) -> None:
     model, rows = _rows(spec, "all", seq=40)
     assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}
-    if spec.kind != "encoder":
+    if not spec.one_pass_model_name:
         assert model.get("kv", 0) == kv(spec).bytes_per_token
     count: ParameterCount = params(spec)
     assert model["params"] == count.total
