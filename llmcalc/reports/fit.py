@@ -40,7 +40,7 @@ CHANGE_COLUMNS = (
     Column("verdict", "verdict", justify="left", verdict=True),
 )
 
-VERDICTS = {"fits": "it fits", "tight": "it fits tightly", "no": "it does not fit"}
+VERDICTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
 
 
 OPTION_COLUMNS = (
@@ -209,7 +209,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         fit_answer.memory.states,
     )
     table_rows = [Row(["fewest devices (--devices)", fit_answer.needed, layout_plan.devices])]
-    if accelerator_fit.verdict != "no":
+    if accelerator_fit.verdict == "fits":
         table_rows += [
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
