@@ -110,11 +110,11 @@ def test_ranks_whose_experts_get_more_rows_than_others(run: Any) -> None:
 
 def test_megatrons_own_kernels_are_named(run: Any) -> None:
     words = (SMALL, "--phase", "training", "--seq", "64", "--framework", "megatron", "--pp", "2", "--hardware", "h100")
-    found = asked(run, *words)
-    assert found["workload"]["grad_dtype"] == "float32"
-    kernels = [found["execution"][name] for name in ("norm", "cross_entropy", "optimizer_impl")]
+    document = asked(run, *words)
+    assert document["workload"]["grad_dtype"] == "float32"
+    kernels = [document["execution"][name] for name in ("norm", "cross_entropy", "optimizer_impl")]
     assert kernels == ["fused", "eager", "fused"]  # --cross-entropy-loss-fusion is off by default
-    assert "kernels and buffers of Megatron-Core, eager cross-entropy (--cross-entropy);" in found["notes"][0]
+    assert "kernels and buffers of Megatron-Core, eager cross-entropy (--cross-entropy);" in document["notes"][0]
     fused = asked(run, *words, "--cross-entropy", "fused", "--grad-dtype", "bf16")
     assert (fused["execution"]["cross_entropy"], fused["execution"]["logits_dtype"]) == ("fused", "bfloat16")
     assert fused["workload"]["grad_dtype"] == "bfloat16"

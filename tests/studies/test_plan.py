@@ -776,8 +776,8 @@ class BegunCalls:
 def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
-    replays = LayoutReplays("megatron", "", lambda *_: None, lambda *_: 1, search_budget())  # type: ignore[arg-type]
-    replays._calls = BegunCalls()  # type: ignore[assignment]
+    replays = LayoutReplays("megatron", "", lambda *_: None, lambda *_: 1, search_budget())
+    replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
     replays.begin([run], begun_limit)
     assert replays.bytes(*run, byte_limit=limit) == largest

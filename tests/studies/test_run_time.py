@@ -297,7 +297,10 @@ def test_a_measured_time_has_the_mfu_of_its_tokens_per_second(run: Any) -> None:
     measured = answer(run, *words)["measured"]
     assert measured["tokens_per_second"] == pytest.approx(8 * 8192 / 1.2)
     rate = ("--phase", "training", "--tokens-per-second", str(round(measured["tokens_per_second"])))
-    by_key = {one["key"]: one["mfu"] for one in answer(run, "flops", *sizes, *rate)["utilization"]["conventions"]}
+    by_key = {
+        convention["key"]: convention["mfu"]
+        for convention in answer(run, "flops", *sizes, *rate)["utilization"]["conventions"]
+    }
     assert measured["mfu"]["causal"] == pytest.approx(by_key["exact_causal"], rel=1e-4)
     assert measured["mfu"]["full"] == pytest.approx(by_key["exact_full"], rel=1e-4)
     screen = " ".join(run(*words, "--notes").out.split())

@@ -479,7 +479,7 @@ def _load(concurrency: float, *key: Any) -> LoadLatencies:
 def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
     """The load of requests that arrive at a rate. sequences: most of them at a time (`--max-num-seqs`)."""
     replica = replace(_replica(*key), remaining_step=0.5)
-    point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)  # type: ignore[arg-type]
+    point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)
     if point is None:
         raise NotAsked("requests that arrive faster than the estimated server completes them")
     return point.load

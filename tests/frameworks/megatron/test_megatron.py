@@ -462,14 +462,17 @@ def test_scores_have_no_logits() -> None:
     """
 
     def at_the_loss(spec: ModelSpec) -> tuple[int, int]:
-        one = memory(spec, Settings("training", batch=1, seq=512))
-        run = kept(spec, megatron_settings_of(one, Layout()))
+        model_memory = memory(spec, Settings("training", batch=1, seq=512))
+        run = kept(spec, megatron_settings_of(model_memory, Layout()))
         place = next(at for at in run.meter.peaks if (at.phase, at.path) == ("forward", "loss"))
         return sum(part.size for part in run.chunks[0].parameters), sum(run.meter.peaks[place].by_kind.values())
 
-    (parameters, held), (fewer, less) = at_the_loss(llmcalc.load(HEADED).model), at_the_loss(SCORED)
-    assert parameters - fewer == 4096 * (151_936 - 1)
-    assert 6 <= (held - less - 20 * (parameters - fewer)) / (512 * (151_936 - 1)) < 7
+    (parameters, state_bytes), (fewer_parameters, fewer_bytes) = (
+        at_the_loss(llmcalc.load(HEADED).model),
+        at_the_loss(SCORED),
+    )
+    assert parameters - fewer_parameters == 4096 * (151_936 - 1)
+    assert 6 <= (state_bytes - fewer_bytes - 20 * (parameters - fewer_parameters)) / (512 * (151_936 - 1)) < 7
 
 
 NORMED = llmcalc.load("qwen3-0.6b", num_hidden_layers=2).model
