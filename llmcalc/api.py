@@ -23,6 +23,7 @@ from .arguments import (
     declared_options,
     engine_questions_of,
     image_and_audio_of,
+    model_filter_of,
     optional_length,
     optional_text,
     optional_tokens,
@@ -31,7 +32,6 @@ from .arguments import (
     require_model,
     run_options_of,
     run_question_of,
-    selection_of,
     sort_options,
 )
 from .errors import InputError, shown
@@ -691,12 +691,10 @@ def compare(
     from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options, selection = (
-        sort_options(options, compare),
-        selection_of(kind, attention, moe, min_params, max_params),
-    )
-    check_compared(bool(models), all, selection, sort)
-    compared_models: list[tuple[Any, Any]] = select_presets(selection) if all else []
+    parsed_options = sort_options(options, compare)
+    model_filter = model_filter_of(kind, attention, moe, min_params, max_params)
+    check_compared(bool(models), all, model_filter, sort)
+    compared_models: list[tuple[Any, Any]] = select_presets(model_filter) if all else []
     if not all or parsed_options.reading.get("set") or parsed_options.reading.get("head"):
         chosen_names = [preset.name for preset, _ in compared_models] if all else models
         compared_models = [(parsed_options.read_model(model), None) for model in chosen_names]
@@ -918,7 +916,7 @@ def presets(
     from .questions.listings import ask_presets
 
     sort = validate_text("--sort", sort, "name")
-    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details, stale)
+    return ask_presets(names, model_filter_of(kind, attention, moe, min_params, max_params), sort, details, stale)
 
 
 def hardware(*names: str) -> ReportedAnswer:

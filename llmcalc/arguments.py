@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -140,7 +140,7 @@ READING = ("set", "head", "allow_unknown")
 
 def sort_options(
     options_by_name: Mapping[str, Any],
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any],
     *,
     rank: bool = False,
     run: bool = False,
@@ -171,7 +171,11 @@ def sort_options(
         if option_name not in known_names:
             from .questions.other_names import unknown_name_suggestion
 
-            argument_names = [] if function is None else [*signature(function).parameters]
+            argument_names = [
+                name
+                for name, parameter in signature(function).parameters.items()
+                if parameter.kind is not Parameter.VAR_KEYWORD
+            ]
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
@@ -348,7 +352,7 @@ def run_question_of(
     )
 
 
-def selection_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> ModelFilter:
+def model_filter_of(model_kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> ModelFilter:
     from .studies.model_selection import ModelFilter
 
     optional_text("--kind", model_kind, "decoder")

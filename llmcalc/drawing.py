@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .arguments import READING, Model, cache_format_of, optional_tokens, run_options_of, selection_of, sort_options
+from .arguments import READING, Model, cache_format_of, model_filter_of, optional_tokens, run_options_of, sort_options
 from .errors import InputError
 from .optional import included_part_names
 from .plots import pictures
@@ -107,7 +107,9 @@ def _draw_aspect(
     label: str | Sequence[str] = (),
 ) -> Figure:
     run_labels = [label] if isinstance(label, str) else list(label)
-    return pictures.aspect_ratio_picture(selection_of(model_kind, attention, moe, min_params, max_params), run_labels)
+    return pictures.aspect_ratio_picture(
+        model_filter_of(model_kind, attention, moe, min_params, max_params), run_labels
+    )
 
 
 def _draw_memory(
@@ -146,9 +148,8 @@ def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int 
 
 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
-    preset = sort_options(
-        {option_name: options.pop(option_name) for option_name in READING if option_name in options}
-    ).read_model(model)
+    reading_options = {option_name: options.pop(option_name) for option_name in READING if option_name in options}
+    preset = sort_options(reading_options, _draw_roofline).read_model(model)
     phases = pictures.roofline_phases(not preset.model.model_without_tokens, phase or "inference")
     return pictures.roofline_picture(lambda phase: compute_answer(preset, phase=phase, **options), phases)
 

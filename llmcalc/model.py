@@ -564,7 +564,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
-            for head_type, module_name in (("projection", "projection"), ("latents", "latent_attention")):
+            for head_type, module_name in VECTOR_HEADS.items():
                 if spec.head.type == head_type:
                     self.add_module(module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden)))
             if isinstance(spec.head, LMHead):
@@ -706,12 +706,10 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "classifier"):
                 token_scores: Tensor = self.classifier(head_input)
                 return token_scores
-            if hasattr(self, "projection"):
-                output_vectors: Tensor = self.get_submodule("projection")(head_input)
-                return output_vectors
-            if hasattr(self, "latent_attention"):
-                latent_vectors: Tensor = self.get_submodule("latent_attention")(head_input)
-                return latent_vectors
+            for module_name in VECTOR_HEADS.values():
+                if hasattr(self, module_name):
+                    output_vectors: Tensor = self.get_submodule(module_name)(head_input)
+                    return output_vectors
             logits: Tensor = self.lm_head(head_input) if hasattr(self, "lm_head") else head_input
             return logits
 

@@ -324,6 +324,16 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
     (lambda: llmcalc.fit("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
     (lambda: llmcalc.memory("gpt2", batch_size=4), "batch_size: there is no such option; expected batch"),
+    (
+        lambda: llmcalc.memory("gpt2", enable_expert_parallel=True),
+        "enable_expert_parallel: there is no such option; expected ep=N, as many as tp times dp",
+    ),
+    (
+        lambda: llmcalc.time("gpt2", "h100", acceptance=0.8),
+        'acceptance: there is no such option; expected phase="decode" without a draft, or '
+        "llmcalc.serve(draft=TARGET, acceptance=P)",
+    ),
+    (lambda: llmcalc.memory("gpt2", opts=1), "opts: there is no such option. Did you mean optimizer"),
     (lambda: llmcalc.plan("gpt2", "h100", num_gpus=8), "num_gpus: there is no such option; expected devices"),
     (lambda: llmcalc.memory("gpt2", max_model_len=4), "max_model_len: there is no such option; expected seq"),
     (

@@ -305,7 +305,7 @@ def _unquantized_format(run_settings: Settings, published_dtype: str) -> str:
     if DTYPE_BITS[dtype(run_settings.dtype)] < 16:
         raise InputError(
             f"--dtype {run_settings.dtype}: with --quantize {run_settings.quantize} this is the format of the tensors "
-            "that stay unquantized; leave it out, or expected 16 bits or more, such as bf16"
+            "that stay unquantized; expected 16 bits or more, such as bf16"
         )
     return dtype(run_settings.dtype)
 

@@ -126,9 +126,8 @@ def argument_here(typed_name: str, argument_names: Collection[str]) -> str:
         if name in argument_names and typed_option in declaration.setting.spellings:
             return name
     option = name_here(typed_option, OTHER_NAMES, {_option_of(name) for name in argument_names})
-    return re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_as_argument, option)).replace(
-        "llmcalc ", "llmcalc."
-    )
+    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_as_argument, option))
+    return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments.replace("llmcalc ", "llmcalc."))
 
 
 def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) -> str:
@@ -148,7 +147,7 @@ def _option_of(argument_name: str) -> str:
     return f"--{argument_name.replace('_', '-')}"
 
 
-_OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b)(\w+))?")
+_OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b|times\b)(\w+))?")
 """An option in `OTHER_NAMES`, with its value: a word of the command line, a number, or a placeholder in capitals."""
 
 

@@ -592,7 +592,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
                 return fit_result
 
             layout_answer = answer_of_fitting_run(run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits")
-            if layout_answer.fit.verdict == "no":
+            if layout_answer.fit.verdict != "fits":
                 layout_answer = next(iter(tight_answers), layout_answer)
             return ReportedAnswer(
                 layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
@@ -833,6 +833,8 @@ def _compared_plans(
     for framework_record in frameworks_for_plans(run.layout, run.hardware):
         if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
             continue
+        if time_settings is not None and time_settings(framework_record).stack == layout_plan.times.settings.stack:
+            continue  # `--stack` names the software of one framework
         run_memory = run.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check(run_memory, "")
@@ -850,5 +852,5 @@ def _compared_plans(
             )
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        compared_plans.append(compared_plan)
+        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest else []
     return tuple(compared_plans)

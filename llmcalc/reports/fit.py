@@ -224,7 +224,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
-        f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried; each maximum changes one number",
+        f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried"
+        f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
     if accelerator_fit.verdict == "no":
         notes[:0] = advice_on_shards(layout_plan)

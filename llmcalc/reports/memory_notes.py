@@ -11,6 +11,7 @@ from ..device_memory.simulated_run import cache_block_tokens, optimizer_implemen
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
+from ..sources.presets import is_library_tag
 from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, uncounted_tensors_note
@@ -150,14 +151,16 @@ def _experts_note(run_memory: Memory) -> str:
     )
 
 
-def _gguf_note(run_memory: Memory) -> str:
+def _gguf_note(run_memory: Memory, target: str) -> str:
     """Returns a note if weights of a GGUF file are counted with torch's kernels; empty for other weights."""
     quantized_weights = run_memory.states.quantized
     if quantized_weights is None:
         return ""
     from ..costs.quantization.gguf import GGUFMix
+    from ..frameworks.engines.registry import LIBRARY_ENGINE
 
-    counts_buffers = "kernels of torch; llmcalc fit, and --engine llama.cpp, count llama.cpp's buffers"
+    engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
+    counts_buffers = f"kernels of torch; llmcalc fit, and --engine {engine_name}, count llama.cpp's buffers"
     return counts_buffers if isinstance(quantized_weights.scheme, GGUFMix) else ""
 
 
@@ -191,7 +194,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
         )
     notes[:0] = [
         *tag_format_notes(preset, run_settings.quantize),
-        _gguf_note(run_memory),
+        _gguf_note(run_memory, preset.target),
         concatenation_note(run_memory),
     ]
     notes.append(_kernels_note(run_memory))

@@ -189,7 +189,8 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
         compared_layout = compared_plan.first_row[1]
         if compared_layout is None:
-            notes.append(f"not listed: layouts of {framework_text}, of which none fits")
+            which_fit = "none found fits" if compared_plan.plan.ended_early else "none fits"
+            notes.append(f"not listed: layouts of {framework_text}, of which {which_fit}")
             continue
         compared_time = compared_plan.range(compared_layout)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"

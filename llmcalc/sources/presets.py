@@ -71,7 +71,7 @@ def find_preset(name_or_alias: str) -> str | None:
 
 
 _LIBRARY_TAG = re.compile(
-    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)", re.IGNORECASE
+    r"(?P<model>[A-Za-z0-9._-]{1,60}):(?P<size>(?:[0-9]{1,3}x|e)?[0-9.]{1,6}[bm](?:-a[0-9.]{1,6}b)?)", re.IGNORECASE
 )
 
 

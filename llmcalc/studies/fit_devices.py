@@ -214,7 +214,7 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
         return _fewest_devices_by_halving(devices_question, devices, layout_plan.plan.feasible[0])
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = devices_question.best_fitting_layout(devices)
+        layout_that_fits = devices_question.best_fitting_layout(devices, tries_variants=True)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None
@@ -235,7 +235,7 @@ def _fewest_devices_by_halving(
             if devices_question.global_batch is not None
             else (halving_count + excessive_halving_count) // 2
         )
-        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
+        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count, tries_variants=True)
         if halved_candidate is None:
             excessive_halving_count = next_halving_count
         else:

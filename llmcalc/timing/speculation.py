@@ -33,19 +33,19 @@ def tokens_of_step(tokens: int, acceptance: float) -> float:
 def acceptance_of_length(length: float, tokens: int) -> float:
     """Returns the chance that a drafted token is accepted, from the mean number of tokens that a step generates.
 
-    Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`. Three digits.
+    Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
     Raises `InputError` for one that `tokens` drafted tokens cannot reach.
     """
     if length >= tokens + 1:
         raise InputError(
             f"--acceptance {length:g}: a step of {tokens} drafted tokens generates fewer than {tokens + 1}; "
-            f"expected less, or --draft-tokens {int(length)} or more"
+            "expected less, or more --draft-tokens"
         )
     low, high = 0.0, 1.0
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if tokens_of_step(tokens, middle) < length else (low, middle)
-    return round(low, 3)
+    return low
 
 
 @frozen

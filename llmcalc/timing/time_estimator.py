@@ -7,7 +7,7 @@ with an element per layout.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, inf, prod
 from statistics import NormalDist
 from typing import TypeAlias
@@ -102,6 +102,10 @@ SIXTEEN_BITS = NumberFormats()
 """Weights, cache and products in 16 bits."""
 
 
+TIME_PARTS = ("compute", "memory", "network", "wait")
+"""The fields of an operation that are seconds."""
+
+
 @frozen(slots=True)
 class TimedOperation:
     """A kernel or message with estimated seconds.
@@ -180,6 +184,14 @@ class TimedPass:
     work: RankWork
     operations: list[TimedOperation]
     host_launch: float = 1.0
+
+    def scaled(self, factor: Number) -> TimedPass:
+        """Returns the pass with each kernel and message in `factor` times its seconds."""
+        scaled_operations = [
+            replace(operation, **{part: factor * getattr(operation, part) for part in TIME_PARTS})
+            for operation in self.operations
+        ]
+        return replace(self, operations=scaled_operations)
 
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""

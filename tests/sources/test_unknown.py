@@ -53,6 +53,8 @@ def test_berts_segments_in_the_config_of_a_decoder_are_ignored() -> None:
     assert describe_data({**LLAMA, "type_vocab_size": 16})["notes"][-1] == (
         "unrecognised fields, ignored: type_vocab_size"
     )
+    with pytest.raises(InputError, match="type_vocab_size = 16: unknown field of a modernbert config"):
+        describe_data({**shapes_of("modernbert")[0], "type_vocab_size": 16})
 
 
 def test_a_required_field_that_is_misspelt_is_named() -> None:

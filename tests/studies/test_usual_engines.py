@@ -82,7 +82,7 @@ def test_times_say_where_the_engine_has_no_kernels_or_is_a_plugin() -> None:
 
 def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
     """README.md of Ollama, "Model library": Llama 3.3 70B has 43 GB, so a tag with a size alone is not in 16 bits."""
-    remark = "weights in q4_k_m, as tags without a format have them (for a tag such as fp16: --quantize none)"
+    remark = "weights in q4_k_m, as most tags without a format have (see `ollama show`; for fp16: --quantize none)"
     tag, typed = fit("qwen3:8b --hardware 12GiB"), fit("qwen3-8b --hardware 12GiB --quantize q4_k_m")
     assert (tag["verdict"], tag["device_bytes"]) == (typed["verdict"], typed["device_bytes"])
     assert (tag["verdict"], tag["engine"], tag["notes"][0]) == ("fits", "llama.cpp", remark)

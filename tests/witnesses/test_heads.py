@@ -17,7 +17,7 @@ from llmcalc.components.head_kind import HeadKind
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.costs.params import total_params_of
 from llmcalc.errors import InputError
-from llmcalc.model import ModelSpec
+from llmcalc.model import VECTOR_HEADS, ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_OF, family_of, library_class_names, model_types
 from llmcalc.witnesses.checks import Verdict
@@ -161,5 +161,5 @@ def test_a_choice_of_a_family_without_one_is_refused() -> None:
 
 
 def test_the_kinds_of_head_are_the_types_of_head() -> None:
-    """A projection is a part of the classes that have it, which no other class can be given."""
-    assert {*get_args(HeadKind), "projection"} == set(HEADS.class_paths)
+    """A projection and learned latents are parts of the classes that have them, which no other class can be given."""
+    assert {*get_args(HeadKind), *VECTOR_HEADS} == set(HEADS.class_paths)

@@ -26,7 +26,8 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, has_experts:
         return "megatron-no-overlap"
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
-        if settings.num_experts is not None and settings.moe_token_dispatcher_type == "allgather":
+        gathers_tokens = settings.num_experts is not None and settings.moe_token_dispatcher_type == "allgather"
+        if gathers_tokens and not captures_layers(settings):
             return "megatron-allgather"
         sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
     else:  # programs that name a model: their readers say what sends experts' tokens

@@ -296,7 +296,10 @@ def _read_server(
         tuple(typed_flags),
     )
     flag_fields = {
-        flag.names[0]: flag.field_name for flag in serving_engine.known_flags() if not flag.names[0].startswith("-")
+        flag_name: flag.field_name
+        for flag in serving_engine.known_flags()
+        for flag_name in flag.names
+        if not flag_name.startswith("-")
     }
     environment_flags = {
         field: container.env[variable] for variable, field in flag_fields.items() if variable in container.env

@@ -33,5 +33,5 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
 
 
 def unused_segment_bytes(rank: EngineRank) -> int:
-    """Returns the unused bytes in the allocator's segments of weights; 0 for quantized weights."""
+    """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
     return sum(rest_bytes * segments for rest_bytes, segments in segment_rests(rank).items())

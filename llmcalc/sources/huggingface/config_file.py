@@ -126,8 +126,8 @@ def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, An
     Raises `InputError` for a file that cannot be read.
     """
     file = path.with_name(ARTIFACT_FILE)
-    is_stated = architecture_of(config) not in PROJECTION_SIZES or config.get(PROJECTION_FIELD) is not None
-    if path.name != "config.json" or is_stated or not file.exists():
+    needs_size = architecture_of(config) in PROJECTION_SIZES and config.get(PROJECTION_FIELD) is None
+    if path.name != "config.json" or not needs_size or not file.exists():
         return {}
     vector_size = read_json(file).get("dim")
     return {} if vector_size is None else {PROJECTION_FIELD: vector_size}
@@ -146,7 +146,9 @@ def describe_data(
     config_remarks = [*form_remarks, *type_remarks, *section_remarks]
     config_description = read_description(config, head)
     if not allow_unknown:
-        require_known(config_description.unknown, config_description.model_type)
+        require_known(
+            config_description.unknown, config_description.model_type, "encoder" not in config_description.model
+        )
         require_read_sizes(config_description)
     config_remarks += [
         *config_description.notes,

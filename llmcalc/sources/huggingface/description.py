@@ -13,6 +13,7 @@ from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTION_SIZES, architecture_of, head_kind_of_config
+from .parts import with_router_fields
 from .registry import (
     FILE_OF,
     OTHER_NAMES,
@@ -26,25 +27,6 @@ from .registry import (
     usual_name,
 )
 from .unknown_fields import UnknownField, remark_on_ignored_fields
-
-
-def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
-    """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
-    if isinstance(description_table, list):
-        return [
-            with_router_fields(nested_element, router_fields, is_linear_only) for nested_element in description_table
-        ]
-    if not isinstance(description_table, dict):
-        return description_table
-    filled_table = {
-        field_name: with_router_fields(field_value, router_fields, is_linear_only)
-        for field_name, field_value in description_table.items()
-    }
-    router = filled_table.get("router", {})
-    is_mixture = "num_experts" in filled_table and "expert" in filled_table
-    if is_mixture and (not is_linear_only or router.get("type", "linear") == "linear"):
-        filled_table["router"] = {**router, **router_fields}
-    return filled_table
 
 
 def _expert_groups(config: Config) -> dict[str, Any]:

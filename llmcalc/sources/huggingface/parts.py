@@ -649,6 +649,25 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
     }
 
 
+def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
+    """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
+    if isinstance(description_table, list):
+        return [
+            with_router_fields(nested_element, router_fields, is_linear_only) for nested_element in description_table
+        ]
+    if not isinstance(description_table, dict):
+        return description_table
+    filled_table = {
+        field_name: with_router_fields(field_value, router_fields, is_linear_only)
+        for field_name, field_value in description_table.items()
+    }
+    router = filled_table.get("router", {})
+    is_mixture = "num_experts" in filled_table and "expert" in filled_table
+    if is_mixture and (not is_linear_only or router.get("type", "linear") == "linear"):
+        filled_table["router"] = {**router, **router_fields}
+    return filled_table
+
+
 def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns the stack fields of several kinds of layers, each from a complete layer table.
 

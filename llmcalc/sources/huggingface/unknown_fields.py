@@ -59,8 +59,6 @@ class UnknownField(NamedTuple):
         """
         field_name = self.path.rpartition(".")[2]
         name_words = field_name.lower().split("_")
-        if field_name == SEGMENTS:
-            return False
         if field_name == PER_LAYER and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
@@ -77,14 +75,19 @@ class UnknownField(NamedTuple):
         return has_size_name and type(self.value) is int and self.value > 0
 
 
-def require_known(unknown_fields: Sequence[UnknownField], model_type: str) -> None:
-    """Raises `InputError` for misspelt fields and unknown sizes, all named in the message."""
+def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_decoder: bool) -> None:
+    """Raises `InputError` for misspelt fields and unknown sizes, all named in the message.
+
+    is_decoder: whether the model has no encoder, so that BERT's segments are a leftover.
+    """
     problem_texts = [
         f"{field.path} (did you mean {field.intended_name}?)"
         if field.intended_name
         else f"{field.path} = {shown(field.value)}"
         for field in unknown_fields
-        if not field.restates and (field.intended_name or field.is_size)
+        if not field.restates
+        and (field.intended_name or field.is_size)
+        and not (is_decoder and field.path.rpartition(".")[2] == SEGMENTS)
     ]
     if problem_texts:
         field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"

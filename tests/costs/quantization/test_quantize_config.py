@@ -314,7 +314,9 @@ def test_memory_takes_the_configs_scheme_unless_told_otherwise() -> None:
     assert memory(DENSE, Settings(quantize="int8"), published_dtype="float8").weights == size(DENSE, "int8").total
     with pytest.raises(InputError, match="--quantize: a quantised weight takes no gradient"):
         memory(DENSE, Settings("training", quantize="int8"))
-    with pytest.raises(InputError, match="--dtype int4: with --quantize this is the format of the unconverted"):
+    with pytest.raises(
+        InputError, match="--dtype int4: with --quantize int8 this is the format of the tensors that stay"
+    ):
         memory(DENSE, Settings(quantize="int8", dtype="int4"))
 
 

@@ -35,7 +35,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "audio_config": {"model_type": "wavtokenizer_encoder"},
         }
     ],
-    "HYV4VLTextModel": [{**HY, "model_type": "hy_v4_vl_text"}],
+    "HYV4VLTextModel": [
+        {**HY, "model_type": "hy_v4_vl_text"},
+        {**HY, "model_type": "hy_v4_vl_text", "hc_mult": 3, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ],
     "HYV4VLForConditionalGeneration": [
         {
             "model_type": "hy_v4_vl",

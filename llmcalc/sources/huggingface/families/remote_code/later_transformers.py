@@ -23,6 +23,7 @@ from ...parts import (
     moe,
     qk_norm_fields,
     stack_of_kinds,
+    with_router_fields,
 )
 from ..deepseek.deepseek import ROUTING
 from ..deepseek.hy_v4 import read_hy_v4
@@ -78,6 +79,12 @@ def _read_lara_mini(config: Config) -> Table:
     return decoder(config, stack["block"], norm, stack=stack)
 
 
+def _read_hy_v4_vl_text(config: Config) -> Table:
+    """Reads the text model of Hy 4's wrapper, whose routers compute in float32 as those of `hy_v4` do."""
+    model_fields: Table = with_router_fields(read_hy_v4(config), {"float32_product": True, "float32_weights": True})
+    return model_fields
+
+
 FAMILIES = {
     "apertus1p5_text": Family(
         _read_apertus1p5,
@@ -92,7 +99,7 @@ FAMILIES = {
         source=f"{MODELS}apertus1p5",
     ),
     "hy_v4_vl_text": Family(
-        read_hy_v4,
+        _read_hy_v4_vl_text,
         {
             **class_defaults("hy_v4"),
             "hidden_size": 6144,
