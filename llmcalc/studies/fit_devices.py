@@ -208,10 +208,17 @@ def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
 
 
 def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
-    """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, …."""
+    """Returns the fewest accelerators with a layout that fits, among n, n/2, n/4, … and 2n, 4n, ….
+
+    Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
+    """
     devices = layout_plan.devices
     if layout_plan.plan.feasible:
         return _fewest_devices_by_halving(devices_question, devices, layout_plan.plan.feasible[0])
+    if replace(devices_question.layout_request, devices=devices).has_all_sizes:
+        fitting_variant = devices_question.best_fitting_layout(devices, tries_variants=True)
+        if fitting_variant is not None:
+            return devices, fitting_variant
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
         layout_that_fits = devices_question.best_fitting_layout(devices, tries_variants=True)
@@ -331,10 +338,8 @@ def _changes_that_fit(
     devices_question: DevicesQuestion, devices: int, fewest_devices: int | None, fewest_candidate: Candidate | None
 ) -> Iterator[SettingChange]:
     """Yields changes that make the run fit: options beside a typed layout, full recomputation, more accelerators."""
-    if replace(devices_question.layout_request, devices=devices).has_all_sizes:
-        fitting_variant = devices_question.best_fitting_layout(devices, tries_variants=True)
-        if fitting_variant is not None:
-            yield SettingChange(fitting_variant.layout.options(), devices_question.fit_of(fitting_variant))
+    if fewest_candidate is not None and fewest_devices == devices:
+        yield SettingChange(fewest_candidate.layout.options(), devices_question.fit_of(fewest_candidate))
     if (
         devices_question.estimates.memory.settings.recompute in (None, "none")
         and not devices_question.budget.is_spent()
@@ -350,7 +355,7 @@ def _changes_that_fit(
                 f"--recompute {RECOMPUTED} {recomputed_candidate.layout.options()}".strip(),
                 recomputing_question.fit_of(recomputed_candidate),
             )
-    if fewest_devices is not None and fewest_candidate is not None:
+    if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:
         yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout),
             MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),
