@@ -492,7 +492,8 @@ def test_a_plan_without_a_framework_names_the_other_one(run: Any) -> None:
     (compared,) = asked(run, *words)["other_frameworks"]
     first_row = asked(run, *words, "--framework", "fsdp2", "--rows", "1")["feasible"][0]
     assert compared == {"framework": "fsdp2", "fits": True, **first_row}
-    assert asked(run, *words, "--framework", "megatron")["other_frameworks"] == []
+    for named in ("--framework", "--stack"):
+        assert asked(run, *words, named, "megatron")["other_frameworks"] == []
     screen = " ".join(run(*words).out.split())
     assert "under Megatron-Core; " in screen
     assert "not listed: layouts of FSDP2 (--framework fsdp2); their fastest takes" in screen

@@ -200,6 +200,7 @@ def test_the_accepted_length_states_the_chance(run: Any) -> None:
     by_chance, by_length = (serve(run, *words, "--acceptance", value) for value in ("0.7", "2.533"))
     assert by_length["speculation"] == by_chance["speculation"]
     assert by_length["chosen"] == by_chance["chosen"]
+    assert serve(run, *words, "--acceptance", "3.9999")["servers"]
     assert "a step of 3 drafted tokens generates fewer than 4" in run("serve", *words, "--acceptance", "4").error
 
 

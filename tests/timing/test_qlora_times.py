@@ -93,3 +93,16 @@ def test_fsdp_qlora(
     ).result
     assert timed_run.seconds == pytest.approx(seconds, rel=0.2)
     assert not timed_run.unpriced
+
+
+@pytest.mark.parametrize("framework", ["torch", "fsdp2", "deepspeed"])
+def test_adapters_in_16_bits_are_not_slower(framework: str) -> None:
+    """Adapters in float32 beside weights in 16 bits cast the layer's input and output."""
+    settings: dict[str, Any] = {"devices": 8, "fsdp": 8} if framework == "fsdp2" else {"devices": 8, "dp": 8}
+    narrow, wide = (
+        llmcalc.time(
+            "llama3-8b", "h100", "training", framework=framework, seq=2048, lora_rank=16, lora_dtype=dtype, **settings
+        ).document["seconds"]["estimate"]
+        for dtype in ("bf16", "fp32")
+    )
+    assert narrow < wide

@@ -985,10 +985,13 @@ def test_batches_of_a_prompt_run_as_a_pipeline_in_llama_cpp() -> None:
     """Four cards with layers of their own take 1 + 3 turns of a quarter for 512 tokens and 8 + 3 for 4,096."""
     model, stack = load_preset("llama3-8b").model, find_stack("llamacpp")
     for tokens, turns in ((512, 4), (4096, 11)):
-        whole, divided = (
-            float(prefill(model, h100(), stack, 1, tokens, layout=Layout(pp=pp)).parts["kernels"]) for pp in (1, 4)
-        )
+        passes = [prefill(model, h100(), stack, 1, tokens, layout=Layout(pp=pp)) for pp in (1, 4)]
+        whole, divided = (float(prompt_pass.parts["kernels"]) for prompt_pass in passes)
         assert divided / whole == pytest.approx(turns / (4 * -(-tokens // 512)))
+        of_whole, of_divided = (
+            sum(float(timed.seconds) for timed in prompt_pass.timed_passes) for prompt_pass in passes
+        )
+        assert of_divided / of_whole == pytest.approx(divided / whole)  # what the screen shows of each kernel
 
 
 def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
