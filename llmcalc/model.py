@@ -564,7 +564,7 @@ def _reference_class() -> type[nn.Module]:
                 )
             if spec.head.type == "classification":
                 self.classifier = spec.head.reference(ModelProperties(output_embedding_width or hidden))
-            for head_type, module_name in VECTOR_HEADS.items():
+            for head_type, module_name in (("projection", "projection"), ("latents", "latent_attention")):
                 if spec.head.type == head_type:
                     self.add_module(module_name, spec.head.reference(ModelProperties(output_embedding_width or hidden)))
             if isinstance(spec.head, LMHead):
@@ -706,7 +706,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "classifier"):
                 token_scores: Tensor = self.classifier(head_input)
                 return token_scores
-            for module_name in VECTOR_HEADS.values():
+            for module_name in ("projection", "latent_attention"):
                 if hasattr(self, module_name):
                     output_vectors: Tensor = self.get_submodule(module_name)(head_input)
                     return output_vectors

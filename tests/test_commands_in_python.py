@@ -308,7 +308,7 @@ def groups(**which: bool) -> set[str]:
     from llmcalc.arguments import sort_options as sorted_options
 
     with pytest.raises(InputError) as error:
-        sorted_options({"": 1}, **which)
+        sorted_options({"": 1}, groups, **which)
     assert "there is no such option" in str(error.value)
     from llmcalc.device_memory.settings import SHORTHANDS, Settings
     from llmcalc.parallel.counted_rank import rank_settings

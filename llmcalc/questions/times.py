@@ -320,7 +320,7 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
         else framework_record.overlapped_groups(launched_run),
         () if launched_run is None else _slow_settings(launched_run),
         launched_run is not None and launched_run.torch_attention,
-        framework_record.loss if options.stack is None or run.layout.framework is not None else None,
+        framework_record.loss,
     )
 
 

@@ -122,6 +122,8 @@ def test_hidden_states_of_nv_embed_attend_to_latents() -> None:
     description = describe_data(config)
     assert ModelSpec.model_validate(description["model"]).tree().total(total_params_of) == 7_110_660_096 + head
     assert head == 740_356_096
+    without_head = describe_data(config, head="none")["model"]
+    assert ModelSpec.model_validate(without_head).tree().total(total_params_of) == 7_110_660_096
     config["latent_attention_config"]["latent_dim"] = 2048
     with pytest.raises(InputError, match="latent_dim: 2048; expected one of 4096"):
         describe_data(config)

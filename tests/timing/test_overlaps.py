@@ -137,8 +137,8 @@ def test_experts_get_tokens_by_the_dispatcher_whose_memory_is_counted(run: Any) 
     assert "likely 40" in text
     assert "are NCCL's all-to-all; by DeepEP 28 s (--stack megatron)" in text
     text = " ".join(run(*words, "--ep", "16", "--stack", "megatron", "--notes").out.split())
-    assert "likely 27" in text
-    assert "those of DeepEP; by NCCL's all-to-all 39 s (--stack megatron-alltoall)" in text
+    assert "likely 28" in text
+    assert "those of DeepEP; by NCCL's all-to-all 40 s (--stack megatron-alltoall)" in text
     assert "by DeepEP" not in " ".join(run(*words, "--ep", "1", "--notes").out.split())
 
 

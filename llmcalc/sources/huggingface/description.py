@@ -367,8 +367,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         else head_kind_of_config(root_config)
     )
     config = typed_config(config_data, model_type, family, head or stated_head, section_path)
-    model_fields = family.read_model(config)
-    model_fields |= dropout_of(config, family)
+    model_fields = family.read_model(config) | dropout_of(config, family)
     if model_fields["head"]["type"] == "lm":
         _check_wrapper_vocabulary(root_model_type, root_config, model_fields)
         model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
@@ -378,6 +377,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
         model_fields = with_router_fields(model_fields, _expert_groups(config), is_linear_only=True)
+    if head == "none" and model_fields["head"]["type"] == "latents":
+        model_fields["head"] = {"type": "none"}
     projection_notes: list[str] = []
     if head is None and architecture_of(root_config) in PROJECTION_SIZES:
         usual_size = PROJECTION_SIZES[architecture_of(root_config)]

@@ -156,9 +156,7 @@ def _read_bidir_mistral(config: Config) -> Table:
         ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
         network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
         reading = {"attention": mixer, "norm": layernorm(), "feed_forward": network}
-        latents = {"type": "latents", "num_latents": config.integer("num_latents"), "reading": reading}
-        if config.head != "none":
-            model_fields["head"] = latents
+        model_fields["head"] = {"type": "latents", "num_latents": config.integer("num_latents"), "reading": reading}
     return model_fields
 
 
