@@ -367,7 +367,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         else head_kind_of_config(root_config)
     )
     config = typed_config(config_data, model_type, family, head or stated_head, section_path)
-    model_fields = family.read_model(config) | dropout_of(config, family)
+    model_fields = {**family.read_model(config), **dropout_of(config, family)}
     if model_fields["head"]["type"] == "lm":
         _check_wrapper_vocabulary(root_model_type, root_config, model_fields)
         model_fields["head"] = {**model_fields["head"], **_loss_fields(config)}
