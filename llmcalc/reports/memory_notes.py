@@ -157,11 +157,11 @@ def _gguf_note(run_memory: Memory, target: str) -> str:
     if quantized_weights is None:
         return ""
     from ..costs.quantization.gguf import GGUFMix
-    from ..frameworks.engines.registry import LIBRARY_ENGINE
 
-    engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
-    counts_buffers = f"kernels of torch; llmcalc fit, and --engine {engine_name}, count llama.cpp's buffers"
-    return counts_buffers if isinstance(quantized_weights.scheme, GGUFMix) else ""
+    if not isinstance(quantized_weights.scheme, GGUFMix):
+        return ""
+    engine_name = "ollama" if is_library_tag(target) else "llama.cpp"
+    return f"kernels of torch; llmcalc fit, and --engine {engine_name}, count llama.cpp's buffers"
 
 
 def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
