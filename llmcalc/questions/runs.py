@@ -20,7 +20,7 @@ from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..sources.presets import is_library_tag, known_model
+from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
 from ..studies.model_selection import has_experts
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
@@ -83,7 +83,6 @@ class RunQuestion(RunOptions):
         """
         if self.launch is not None or self.settings.phase == "training" or not is_library_tag(self.preset.target):
             return self
-        from ..frameworks.engines.registry import LIBRARY_ENGINE
         from .usual_engines import usual_scheme_of
 
         usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)

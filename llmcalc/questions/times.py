@@ -13,7 +13,7 @@ from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
-from ..sources.presets import is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration
 from ..workload.lora import PARALLEL_LIBRARIES
@@ -276,11 +276,11 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
 
     Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
     """
-    from ..studies.step_size import MOST_MICRO_BATCHES
+    from ..studies.step_size import usual_micro_batches
 
     micro_batches = run_memory.settings.num_microbatches
     if global_batch is None:
-        return micro_batches or min(layout.pp, MOST_MICRO_BATCHES)
+        return micro_batches or usual_micro_batches(layout.pp)
     if micro_batches is not None:
         raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
     sequences_per_pass = layout.dp * int(run_memory.states.workload.batch)
@@ -438,7 +438,6 @@ def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOption
 
     The engine of a tag of Ollama's library is Ollama, if neither an engine nor a stack is named.
     """
-    from ..frameworks.engines.registry import LIBRARY_ENGINE
     from .usual_engines import usual_scheme_of
 
     engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""

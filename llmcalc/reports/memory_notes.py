@@ -11,7 +11,7 @@ from ..device_memory.simulated_run import cache_block_tokens, optimizer_implemen
 from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
-from ..sources.presets import is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, uncounted_tensors_note
@@ -160,7 +160,7 @@ def _gguf_note(run_memory: Memory, target: str) -> str:
 
     if not isinstance(quantized_weights.scheme, GGUFMix):
         return ""
-    engine_name = "ollama" if is_library_tag(target) else "llama.cpp"
+    engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
     return f"kernels of torch; llmcalc fit, and --engine {engine_name}, count llama.cpp's buffers"
 
 

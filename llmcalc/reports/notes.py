@@ -12,7 +12,7 @@ from ..flow.tree import Node
 from ..model import ModelSpec
 from ..ops.base import SKIPPED_PARAMS
 from ..sources.preset import Preset
-from ..sources.presets import is_library_tag
+from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..studies.step_size import LARGEST_STEP_TOKENS
 from ..workload.workload import Workload
 
@@ -124,7 +124,7 @@ def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     """
     if scheme_name is None or not is_library_tag(preset.target):
         return []
-    from ..frameworks.engines.registry import LIBRARY_ENGINE, engine
+    from ..frameworks.engines.registry import engine
 
     library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
     return [remark] if scheme_name == library_scheme else []

@@ -75,6 +75,10 @@ _LIBRARY_TAG = re.compile(
 )
 
 
+LIBRARY_ENGINE = "ollama"
+"""The engine whose library has these tags."""
+
+
 def is_library_tag(name: str) -> bool:
     """Whether a name is a tag of Ollama's library with its sizes alone, such as `qwen3:30b`, which states no format."""
     return _LIBRARY_TAG.fullmatch(name) is not None

@@ -31,7 +31,7 @@ from .plan import (
     replayed_bytes,
     search_budget,
 )
-from .step_size import MOST_MICRO_BATCHES
+from .step_size import usual_micro_batches
 
 MOST_TRIED = 2**16
 """Largest number of accelerators that is tried."""
@@ -177,7 +177,7 @@ class DevicesQuestion:
         if not layout_request.has_all_sizes:
             return devices * micro_batch
         tp, pp, cp = (size or 1 for size in (layout_request.tp, layout_request.pp, layout_request.cp))
-        return devices // (tp * pp * cp) * min(pp, MOST_MICRO_BATCHES) * micro_batch
+        return devices // (tp * pp * cp) * usual_micro_batches(pp) * micro_batch
 
     def fit_of(self, candidate: Candidate) -> MemoryFit:
         """Returns the verdict on a layout, as of `llmcalc memory`.
@@ -193,10 +193,10 @@ class DevicesQuestion:
         ranks = [cluster.rank_memory(rank, run_memory.runtime) for rank in cluster.ranks_that_may_need_most]
         return rank_needing_most(ranks).device.fit_on(self.hardware)
 
-    def best_fitting_layout(self, devices: int, tries_variants: bool = False) -> Candidate | None:
-        """Returns the best layout of a number of accelerators that fits; None without one."""
+    def best_fitting_layout(self, devices: int) -> Candidate | None:
+        """Returns the best layout of a number of accelerators that fits, with variants of typed sizes; None without."""
         try:
-            return next(iter(self.plan_devices(devices, "never", "memory", tries_variants).plan.feasible), None)
+            return next(iter(self.plan_devices(devices, "never", "memory", tries_variants=True).plan.feasible), None)
         except InputError:
             return None
 
@@ -216,12 +216,12 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
     if layout_plan.plan.feasible:
         return _fewest_devices_by_halving(devices_question, devices, layout_plan.plan.feasible[0])
     if replace(devices_question.layout_request, devices=devices).has_all_sizes:
-        fitting_variant = devices_question.best_fitting_layout(devices, tries_variants=True)
+        fitting_variant = devices_question.best_fitting_layout(devices)
         if fitting_variant is not None:
             return devices, fitting_variant
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = devices_question.best_fitting_layout(devices, tries_variants=True)
+        layout_that_fits = devices_question.best_fitting_layout(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None
@@ -242,7 +242,7 @@ def _fewest_devices_by_halving(
             if devices_question.global_batch is not None
             else (halving_count + excessive_halving_count) // 2
         )
-        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count, tries_variants=True)
+        halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
         if halved_candidate is None:
             excessive_halving_count = next_halving_count
         else:

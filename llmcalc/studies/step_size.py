@@ -57,10 +57,16 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
     return spec.kind == "decoder" and not spec.model_without_tokens and lora_rank is None
 
 
-def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
-    """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
+def usual_micro_batches(pp: int) -> int:
+    """Returns the micro-batches of a step of a pipeline for which nobody stated any: one for each stage.
 
     Deeper pipelines than published ones have as many as those.
+    """
+    return min(pp, MOST_MICRO_BATCHES)
+
+
+def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
+    """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
 
     A step of fewer micro-batches leaves stages idle, and none of them holds what it holds in a real step.
     """
@@ -70,4 +76,4 @@ def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
         or model_memory.settings.num_microbatches is not None
     ):
         return model_memory
-    return model_memory.with_(num_microbatches=min(layout.pp, MOST_MICRO_BATCHES))
+    return model_memory.with_(num_microbatches=usual_micro_batches(layout.pp))

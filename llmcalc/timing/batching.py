@@ -158,10 +158,14 @@ class Replica:
         return (self.requests.output - 1) / self.tokens_per_step
 
     @property
+    def steps_ahead(self) -> int:
+        """The steps that are planned after the one that runs; none in a pipeline, whose stages have a batch each."""
+        return 0 if self.layout.pp > 1 else self.stack.steps_ahead
+
+    @property
     def steps_before_prompt(self) -> float:
         """The decoding steps of others that a request waits for before a step with its prompt."""
-        stages = self.layout.pp
-        return self.remaining_step / stages if stages > 1 else self.remaining_step + self.stack.steps_ahead
+        return self.remaining_step / self.layout.pp + self.steps_ahead
 
     @property
     def batch_count(self) -> int:

@@ -368,7 +368,7 @@ def serve_trace(
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         seconds_scale,
-        0 if replica.layout.pp > 1 else replica.stack.steps_ahead,
+        replica.steps_ahead,
     )
     batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
     return [

@@ -43,9 +43,6 @@ MLX_NAMES = ("mlx", "mlx-lm", "mlx_lm")
 USUAL_ENGINE = "vllm"
 """The engine of an inference run that names none, which most servers run; its software stack has the same name."""
 
-LIBRARY_ENGINE = "ollama"
-"""The engine whose library has the tags of `sources.presets.is_library_tag`."""
-
 
 @cache
 def engine(engine_name: str) -> Engine:
