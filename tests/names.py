@@ -121,6 +121,9 @@ def names() -> Iterator[Name]:
         for node, scope in definitions(tree):
             if isinstance(node, ast.ClassDef):
                 yield Name(node.name, "class", f"{file}:{node.lineno}")
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        yield Name(field.target.id, f"field of {_qualified(node, scope)}", f"{file}:{field.lineno}")
             else:
                 kind = f"method of {scope}" if scope else "function"
                 yield Name(node.name, kind, f"{file}:{node.lineno}")
