@@ -225,6 +225,7 @@ SCHEMES_IN_NAMES = (
     (r"mxfp4(?:_moe)?(?:(?:-[0-9]{5}-of-[0-9]{5})?\.gguf|-gguf)|gguf:mxfp4(?:_moe)?", MXFP4_OF_GGUF),
     (rf"(?:qat[-_])?gguf:{_GGUF_TYPE}|(?:qat[-_])?{_GGUF_TYPE.replace('mix', 'mix_of_repository')}-gguf", ""),
     (_ANY_GGUF, "q4_k_m"),
+    (r"bf16", "none"),
 )
 """End of the name of a checkpoint's folder or file → the scheme of `--quantize` that it names.
 

@@ -193,6 +193,17 @@ def test_the_heading_names_the_checkpoint_and_a_note_its_preset(run: Callable[..
     assert "by its name it has the sizes of this preset, in awq-int4-g128" in result.err
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "preset"), [("zai-org/GLM-5.3-Flash-BF16", "glm-5.3-flash"), ("unsloth/DeepSeek-V3-bf16", "deepseek-v3")]
+)
+def test_checkpoints_in_16_bits_of_models_in_8_bits(hub_id: str, preset: str) -> None:
+    weights = llmcalc.memory(hub_id, phase="inference").states.weights
+    assert weights == 2 * llmcalc.params(preset).total
+    assert weights > llmcalc.memory(preset, phase="inference").states.weights
+    with pytest.raises(InputError, match=f"by its name it is {preset} --quantize none: type these"):
+        llmcalc.params(hub_id.replace("-BF16", "-GGUF:BF16").replace("-bf16", "-GGUF:BF16"))
+
+
 @pytest.mark.parametrize("hub_id", ["nobody/Foo-7B", "unsloth/Qwen3-14B-GGUF", "unsloth/Qwen3-14B@v1"])
 def test_other_names_are_refused(hub_id: str) -> None:
     with pytest.raises(InputError, match=r"no config\.json in the cache, and the hub is offline or unreachable"):

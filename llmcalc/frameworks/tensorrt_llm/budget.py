@@ -19,13 +19,15 @@ from ..engines.server import EngineServer
 from .speculation import Speculation, speculation_of
 from .versions import TensorRTLLMRecord, TensorRTLLMRules, tensorrt_llm_record
 
-MIB = 2**20
-
 ROPE_BYTES = 4
 """Bytes of an element of the tables of cosines and sines, which are in float32 (attention_backend/interface.py)."""
 
 FLASH_MLA_BLOCK = 64
 """Tokens of a block where FlashMLA runs: MLA on Hopper (_torch/pyexecutor/py_executor_creator.py)."""
+
+INTEGRATED_CAPABILITIES = ("8.7", "11.0", "12.1")
+"""Compute capabilities of NVIDIA's GPUs that share their memory with the processor: Orin, Thor, GB10
+(https://developer.nvidia.com/cuda-gpus)."""
 
 HIDDEN_VECTORS = 10
 """Vectors of the hidden size that are alive per token in a layer; compared with published capacities."""
@@ -196,7 +198,7 @@ class TensorRTLLMServer(EngineServer):
         memory_outside_torch = self.engine_record.overhead_outside_torch(self.hardware, self.tp * self.pp)
         weight_bytes = self.logged_or_computed_bytes("weights", self.stored_weights_bytes(rank))
         activation_bytes = self.logged_or_computed_bytes("profile_run", self.dummy_run_bytes(rank))
-        outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.mib * MIB)
+        outside_bytes = self.logged_or_computed_bytes("non_torch", memory_outside_torch.bytes_beside(weight_bytes))
         peak_bytes = weight_bytes + activation_bytes + outside_bytes
         cache_bytes = self.logged_or_computed_bytes(
             "kv_cache", int(self.cache_fraction * (self.hardware.capacity_bytes - peak_bytes))
@@ -270,6 +272,11 @@ def _cache_notes(server: TensorRTLLMServer, cache_tokens: int, is_startup_error:
         cache_notes.append(
             f"requests of more than {cache_tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
             "shortened to what the cache holds"
+        )
+    if server.hardware.compute_capability in INTEGRATED_CAPABILITIES:
+        cache_notes.append(
+            "the processor shares this memory: pages of the checkpoint that the system still caches count as used, up "
+            "to all of its bytes, unless they are dropped (echo 3 > /proc/sys/vm/drop_caches)"
         )
     if any(cache.window is not None for cache in server.rank_of_stage(0).token_caches):
         cache_notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")

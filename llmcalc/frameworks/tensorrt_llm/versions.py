@@ -11,6 +11,8 @@ from ...accelerator import Hardware
 from ...record import Record
 from ..engines.versions import EngineRecord, MeasuredOverhead, VersionRules, read_engine_record
 
+MIB = 2**20
+
 
 class TensorRTLLMRules(VersionRules):
     """The memory rules of a range of versions. limits: flags that cap the KV cache in addition to the fraction."""
@@ -28,9 +30,17 @@ class ServeDefaults(Record):
 
 
 class MemoryOutsideTorch(MeasuredOverhead):
-    """Measured GPU memory outside torch after the dummy run, without the KV cache. devices: minimum of ranks."""
+    """Measured GPU memory outside torch after the dummy run, without the KV cache.
+
+    devices: minimum of ranks. weights_percent: per cent of a rank's weights that are added to `mib`.
+    """
 
     devices: int
+    weights_percent: int = Field(ge=0)
+
+    def bytes_beside(self, weight_bytes: int) -> int:
+        """Returns the bytes outside torch on a rank with `weight_bytes` bytes of weights."""
+        return self.mib * MIB + weight_bytes * self.weights_percent // 100
 
 
 class TensorRTLLMRecord(EngineRecord[TensorRTLLMRules]):

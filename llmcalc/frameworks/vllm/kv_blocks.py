@@ -12,9 +12,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 
+from ...components.mixers.mla import MLA
+from ...components.mixers.pooled_indexer import PooledIndexer
 from ...errors import InputError
 from ...frozen import frozen
-from ..engines.rank import EngineRank, StateCache, TokenCache
+from ..engines.rank import INDEXER, EngineRank, StateCache, TokenCache, float8_bytes, mixers
 from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import VLLMRules
 
@@ -147,7 +149,31 @@ def block_pool(
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if draft_caches:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
+    pooled_key_bytes = _pooled_key_bytes(rank)
+    if not pooled_key_bytes:
+        return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
+    attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
+    indexer_layers = sum(cache.layers for cache in layer_caches if cache.kind == INDEXER)
+    pool = _pool_of_layer_groups(attention_caches, recurrent_states, element_bytes, block_size, state_blocks)
+    key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layers
+    return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
+
+
+def _pooled_key_bytes(rank: EngineRank) -> Fraction:
+    """Returns the bytes per token of an indexer's keys of pools of tokens beside latents; 0 without such an indexer.
+
+    They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
+    request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
+    """
+    indexers = [mixer.indexer for mixer, _ in mixers(rank.preset.model) if isinstance(mixer, MLA)]
+    return next(
+        (
+            Fraction(float8_bytes(indexer.index_head_dim), indexer.index_kpool)
+            for indexer in indexers
+            if isinstance(indexer, PooledIndexer)
+        ),
+        Fraction(0),
+    )
 
 
 def _pool_of_layer_groups(

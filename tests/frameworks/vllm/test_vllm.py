@@ -243,6 +243,20 @@ def test_blocks_have_the_tokens_that_an_indexer_selects_together() -> None:
     assert answer("minimax-m3", engine="vllm==0.23", block_size=256, **server).result.kv_tokens % 256 == 0
 
 
+def test_keys_of_pooled_tokens_stand_in_the_blocks_of_latents() -> None:
+    """A log of vLLM 0.31.1 with GLM-5.3-Flash on 8 H100: 28.73 GiB for the cache are "2,618,281 tokens".
+
+    All files of its checkpoint have 319,706,118,392 bytes without vision encoder and multi-token prediction
+    (T0mSIlver/working-set, research/model_glm53flash.md); the rank has RoPE tables besides.
+    """
+    server = {"engine": "vllm==0.31.1", "max_num_seqs": 64, "max_model_len": 262144, "language_model_only": True}
+    ranks = {"tensor_parallel_size": 8, "enable_expert_parallel": True, "enable_prefix_caching": False}
+    logged = answer("glm-5.3-flash", **server, **ranks, kv_cache_memory_bytes=int(28.73 * 2**30))
+    assert logged.result.kv_tokens == 2_618_281
+    weights = answer("glm-5.3-flash", hardware="b300", **server).result.bytes_of("weights")
+    assert weights == pytest.approx(319_706_118_392, rel=0.001)
+
+
 def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path: Path) -> None:
     """vLLM divides the layers and the head of an EAGLE-3 draft over the ranks, and holds its projection whole."""
     record = json.loads((Path(__file__).parents[2] / "data" / "drafts.json").read_text())["eagle3-llama-3.1-8b"]
