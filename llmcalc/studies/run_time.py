@@ -481,7 +481,9 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
         )
         if component_kinds
     )
-    return NumberFormats(dtype, layer_bits, cache_bits, *head_bits)
+    return NumberFormats(
+        dtype, layer_bits, cache_bits, *head_bits, has_block_scales=quantized_weights.scheme.has_square_blocks
+    )
 
 
 def _cache_bits(model_memory: Memory, tokens: int) -> float:

@@ -63,6 +63,7 @@ class AcceleratorGeneration(Record):
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
+    block_scaled: tuple[Share, float]
     tiles: tuple[tuple[int, int, Share], ...]
     filled: Share
     matrix_units: bool
