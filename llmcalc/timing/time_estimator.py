@@ -402,6 +402,8 @@ class TimeEstimator:
             return 0.0
         dtype = self._inference_format(kernel)
         decoding_wait = waits_by_format.get(QUANTIZED, 0.0) if dtype == QUANTIZED else 0.0
+        if is_last_expert_product and dtype == QUANTIZED and self.stack.server:
+            decoding_wait += self.device.generation.decoded_experts
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
