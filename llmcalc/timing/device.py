@@ -262,7 +262,7 @@ class Device:
     def _link_rate(self, ranks_in_domain: Number) -> Number:
         """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
         full_rate = self.link * self.link_share
-        return full_rate * maximum(1, ranks_in_domain - 1) / (self.domain - 1) if self.is_mesh else full_rate
+        return full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain - 1) if self.is_mesh else full_rate
 
     def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
         """Returns the seconds of messages by the fastest protocol of the link.
