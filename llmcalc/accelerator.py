@@ -31,6 +31,8 @@ class Interconnect(Record):
     domain_size: number of accelerators in one scale-up domain, joined by this link. None if not known.
     peer_access: whether accelerators read each other's memory over the link (default); without it, messages go through
         the host's memory, as between GeForce cards.
+    is_mesh: whether each link joins two accelerators without a switch, so that ranks on a part of the domain have only
+        the links between them; by default false.
     """
 
     name: str = Field(min_length=1)
@@ -38,6 +40,7 @@ class Interconnect(Record):
     direction: Literal["bidirectional", "per_direction"]
     domain_size: Amount | None = None
     peer_access: bool = True
+    is_mesh: bool = False
 
     @property
     def bandwidth_per_direction(self) -> int:

@@ -111,6 +111,8 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
             (f"{interconnect.name}, each way", interconnect.bandwidth_per_direction, _rate_text, "B/s")
         )
         hardware_figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
+        if interconnect.is_mesh:
+            hardware_figures.append(("links join", "two devices each", str, ""))
         if not interconnect.peer_access:
             hardware_figures.append(("messages go", "through the host's memory", str, ""))
     if nic is not None:

@@ -481,7 +481,8 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
         )
         if component_kinds
     )
-    return NumberFormats(dtype, layer_bits, cache_bits, *head_bits)
+    has_block_scales = quantized_weights.scheme.has_square_blocks
+    return NumberFormats(dtype, layer_bits, cache_bits, next(iter(head_bits), None), has_block_scales)
 
 
 def _cache_bits(model_memory: Memory, tokens: int) -> float:

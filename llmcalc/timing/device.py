@@ -82,6 +82,7 @@ class Device:
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
+    is_mesh: whether each link joins two devices of the domain; by default false.
     gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
         higher; default {}.
     units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
@@ -100,6 +101,7 @@ class Device:
     gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
     units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
+    is_mesh: bool = False
 
     @property
     def is_tested(self) -> bool:
@@ -226,7 +228,7 @@ class Device:
         trees there.
         """
         ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, rank_stride))))
-        link_rate, network_rate = self.link * self.link_share, self.nic * self.generation.nic
+        link_rate, network_rate = self._link_rate(ranks_in_domain), self.nic * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = message_count * (latency * self.generation.far_latency * log2(maximum(2, domain_count)))
         latency_in_domain = message_count * latency * self.latency
@@ -256,6 +258,11 @@ class Device:
             step_count = 1 if collective_kind == "send" else passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
+
+    def _link_rate(self, ranks_in_domain: Number) -> Number:
+        """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
+        full_rate = self.link * self.link_share
+        return full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain - 1) if self.is_mesh else full_rate
 
     def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
         """Returns the seconds of messages by the fastest protocol of the link.
@@ -287,7 +294,7 @@ class Device:
 
     def hop_seconds(self, byte_count: Number, devices: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
-        link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
+        link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self._link_rate(2))
         return byte_count / link_rate + self.latency
 
 
@@ -342,6 +349,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         },
         units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
+        is_mesh=link is not None and link.is_mesh,
     )
 
 

@@ -90,12 +90,14 @@ class NumberFormats:
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.
     head_bits: bits of an element of the head and of routers; None (default) for 16 at least, or for `weight_bits` if
         the kernel decodes weights.
+    has_block_scales: whether weights in 8 bits have a scale for each block of rows and columns; default false.
     """
 
     dtype: str = "bf16"
     weight_bits: float = 16.0
     cache_bits: float = 16.0
     head_bits: float | None = None
+    has_block_scales: bool = False
 
 
 SIXTEEN_BITS = NumberFormats()
@@ -400,6 +402,8 @@ class TimeEstimator:
             return 0.0
         dtype = self._inference_format(kernel)
         decoding_wait = waits_by_format.get(QUANTIZED, 0.0) if dtype == QUANTIZED else 0.0
+        if is_last_expert_product and dtype == QUANTIZED and self.stack.server:
+            decoding_wait += self.device.generation.decoded_experts
         return waits_by_format.get(self.device.format_of(self._units_format(dtype)), 0.0) + decoding_wait
 
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -416,6 +420,7 @@ class TimeEstimator:
                 * self._padded_rows(kernel, dtype)
                 * self._uneven_load(kernel)
             )
+            compute_seconds = self._with_block_scales(kernel, compute_seconds)
             weight *= self._prompt_passes(kernel)
             weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
@@ -463,6 +468,18 @@ class TimeEstimator:
             yield from self._time_with_weights(
                 kernel, True, backward_seconds, self._gradient_bytes(bytes_per_element) * weight, moved_bytes
             )
+
+    def _with_block_scales(self, kernel: Kernel, seconds: Number) -> Number:
+        """Returns the compute seconds of a product whose weights may have a scale for each block.
+
+        Where the library has no tuned kernel for its sizes, one tile sums over the whole inner axis, block by block.
+        Products of the same input are one kernel, whose first product has this time.
+        """
+        if kernel.verb != "linear" or kernel.in_16_bits or not self.formats.has_block_scales:
+            return seconds
+        rate_share, seconds_per_inner_element = self.device.generation.block_scaled
+        tile_seconds = seconds_per_inner_element * kernel.k if kernel.launches[0] else 0.0
+        return maximum(seconds / rate_share, tile_seconds)
 
     def _is_vector(self, kernel: Kernel) -> Number:
         """Whether a product has so few tokens that llama.cpp runs its kernel of matrix by vector."""

@@ -63,6 +63,8 @@ class AcceleratorGeneration(Record):
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
+    block_scaled: tuple[Share, float]
+    decoded_experts: float = Field(ge=0)
     tiles: tuple[tuple[int, int, Share], ...]
     filled: Share
     matrix_units: bool

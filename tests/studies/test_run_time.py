@@ -540,6 +540,19 @@ def test_a_token_reads_the_bits_of_the_layers_and_of_the_head(
     assert formats.head_bits == pytest.approx(head_bits, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("model", "scheme", "has_block_scales"),
+    [("deepseek-v3", None, True), ("llama3-8b", "fp8-dynamic", False), ("llama3-8b", None, False)],
+)
+def test_published_blocks_of_scales_are_those_of_products(
+    model: str, scheme: str | None, has_block_scales: bool
+) -> None:
+    """DeepSeek-V3's weights have a scale for each 128 x 128 (weight_block_size of its config)."""
+    use = llmcalc.memory(model, phase="decode", seq=1024, quantize=scheme)
+    assert isinstance(use, DeviceUse)
+    assert inference_formats(use.memory, 1024).has_block_scales is has_block_scales
+
+
 def test_engines_halve_models_of_float32(run: Any) -> None:
     """SantaCoder was published in float32: vLLM and SGLang run it in 16 bits, transformers as it was published."""
     command = ("time", "santacoder", "--phase", "prefill", "--hardware", "h200", "--seq", "1k")

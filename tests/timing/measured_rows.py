@@ -83,6 +83,7 @@ STACKS = {
     "megatron-lm-inference": "fastertransformer",
     "lmdeploy": "vllm",
     "neuron": "vllm",
+    "optimum-habana": "vllm",
 }
 """Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
@@ -448,7 +449,7 @@ def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
     layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
     dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
-    formats = NumberFormats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
+    formats = NumberFormats(dtype, float(row["weight_bits"]), float(row["kv_bits"]), None, row["scales"] == "block")
     requests = RequestSizes(row.whole("input", 0), row.whole("output", 0))
     return row["model"], row["hardware"], row["stack"], requests, layout, formats, factors
 

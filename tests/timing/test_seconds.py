@@ -274,6 +274,44 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
     )
 
 
+def test_products_with_a_scale_per_block_sum_over_the_whole_inner_axis() -> None:
+    """AITER's default kernel takes 17.5 nanoseconds an inner element on MI300X (https://github.com/ROCm/aiter/pull/1930)."""
+
+    def products(accelerator: str, tokens: int, has_block_scales: bool) -> list[float]:
+        formats = NumberFormats("fp8", 8, has_block_scales=has_block_scales)
+        work = rank_work(llama(), RankPass(tokens, 1, 100, "decode"))
+        operations = time_pass(work, device_of(load_hardware(accelerator)), find_stack("sglang"), formats).operations
+        return [float(line.compute) for line in operations if line.path.endswith(("o_proj", "down_proj"))]
+
+    assert products("mi300x", 1, True) == pytest.approx([1.75e-8 * 4096, 1.75e-8 * 14336])
+    assert products("h100-sxm", 1, True) == products("h100-sxm", 1, False)
+    by_block, by_row = products("mi300x", 8192, True), products("mi300x", 8192, False)
+    assert by_block == pytest.approx([seconds / 0.36 for seconds in by_row])
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "stack", "dtype", "seconds"),
+    [
+        ("mi355x", "sglang", "quantized", 2.1e-4),  # https://github.com/sgl-project/sglang/pull/22208
+        ("ryzen-ai-max-395", "vllm", "quantized", 4.9e-4),  # https://github.com/vllm-project/vllm/pull/34130
+        ("mi355x", "sglang", "bf16", 0.0),
+        ("mi355x", "llamacpp", "quantized", 0.0),
+        ("h100-sxm", "vllm", "quantized", 0.0),  # Marlin
+    ],
+)
+def test_kernels_that_decode_experts_take_further_seconds(
+    accelerator: str, stack: str, dtype: str, seconds: float
+) -> None:
+    model, device = load_preset("qwen3-30b-a3b").model, device_of(load_hardware(accelerator))
+    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5)
+
+    def layers(device: Device) -> float:
+        return float(decode(model, device, find_stack(stack), 1, 512, formats=formats).seconds)
+
+    plain = replace(device, generation=device.generation.model_copy(update={"decoded_experts": 0.0}))
+    assert layers(device) - layers(plain) == pytest.approx(48 * seconds)
+
+
 def test_a_dynamic_cache_is_copied_for_each_token() -> None:
     """torch.cat reads the cache and writes it beside the read of attention; a static cache grows in place."""
 
@@ -737,6 +775,22 @@ def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float
     device = device_of(find_hardware("h100-sxm"))
     once, twice = (device.message_seconds(collective, 4, size) for size in (1e9, 2e9))
     assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))
+
+
+@pytest.mark.parametrize(("ranks", "links"), [(2, 1), (4, 3), (8, 7)])
+def test_ranks_on_a_part_of_a_mesh_have_the_links_between_them(ranks: int, links: int) -> None:
+    """An MI300X has a link of 64 GB/s each way to each of seven others (https://github.com/ROCm/rccl/pull/1270)."""
+    device = device_of(load_hardware("mi300x"))
+    once, twice = (device.message_seconds("all_reduce", ranks, size) for size in (1e9, 2e9))
+    assert twice - once == pytest.approx(2 * (ranks - 1) / ranks * 1e9 / (links * 64e9 * device.link_share))
+    assert device.hop_seconds(1e9, 8) == pytest.approx(1e9 / (64e9 * device.link_share) + device.latency)
+
+
+def test_a_mesh_of_a_single_accelerator_divides_by_no_zero() -> None:
+    card = load_hardware("mi300x")
+    assert card.interconnect is not None
+    link = card.interconnect.model_copy(update={"domain_size": 1})
+    assert device_of(card.model_copy(update={"interconnect": link})).message_seconds("all_reduce", 1, 1e9) == 0.0
 
 
 class TestMessagesOverPciExpress:
