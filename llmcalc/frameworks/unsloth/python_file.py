@@ -1,7 +1,8 @@
 """Reads Python files that train with Unsloth from the syntax tree, without running them.
 
 The arguments are those of the calls of `from_pretrained`, of `get_peft_model` and of the trainer's configuration.
-Unsloth's kernels are not modelled: the run is counted as PEFT and the Trainer run it, which needs at least as much.
+Of Unsloth's kernels the loss is modelled: the layers are counted as PEFT and the Trainer run them, which needs at least
+as much.
 Source: unsloth, models/loader.py and models/llama.py for defaults, as of the notebooks of 2026.
 """
 
@@ -28,7 +29,7 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of, share_of
 from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
-from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
+from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, fused_loss, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
 """Classes that load a model."""
@@ -152,7 +153,9 @@ def _run_of_calls(
         run_settings |= _adapter_settings(reader, model, adapter_arguments)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
         run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
-    elif loss not in ("sft", "grpo"):
+    elif loss == "sft":
+        run_settings |= fused_loss(reader)
+    elif loss != "grpo":
         run_settings |= pair_settings(reader, loss, run_settings)
     reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
