@@ -70,6 +70,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         }
         reader.filled_in["load_in_4bit"] = True
         run_settings |= fused_loss(reader)
+        reader.longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND)
         return trainer_launch(reader, {}, run_settings)
 

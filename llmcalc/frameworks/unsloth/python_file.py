@@ -157,6 +157,7 @@ def _run_of_calls(
         run_settings |= fused_loss(reader)
     elif loss != "grpo":
         run_settings |= pair_settings(reader, loss, run_settings)
+    reader.longest_samples = loss == "grpo" or not config.get("packing")
     reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):

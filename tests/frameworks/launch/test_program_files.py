@@ -1115,6 +1115,46 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
         launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
 
 
+UNSLOTH_NOTEBOOK = """
+from unsloth import FastLanguageModel
+model, tokenizer = FastLanguageModel.from_pretrained(model_name="{name}", max_seq_length=2048, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r={rank}, lora_dropout=0, use_gradient_checkpointing="unsloth")
+options = SFTConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, optim="adamw_8bit")
+"""
+
+UNSLOTH_PEAKS = [
+    ("unsloth/Meta-Llama-3.1-8B", 16, 7.922, 0.03),
+    ("unsloth/Qwen3-14B", 32, 14.066, 0.08),
+    ("unsloth/gemma-2-9b", 16, 9.383, 0.06),
+]
+"""Model, rank, GiB of `torch.cuda.max_memory_reserved` on a T4, and the largest error: outputs in unslothai/notebooks,
+nb/Llama3.1_(8B)-Alpaca.ipynb, Qwen3_(14B).ipynb and Gemma2_(9B)-Alpaca.ipynb. Samples may be shorter than 2,048 tokens.
+"""
+
+
+@pytest.mark.parametrize(("name", "rank", "measured", "error"), UNSLOTH_PEAKS)
+def test_published_peaks_of_unsloths_notebooks(
+    tmp_path: Path, name: str, rank: int, measured: float, error: float
+) -> None:
+    file = tmp_path / "notebook.py"
+    file.write_text(UNSLOTH_NOTEBOOK.format(name=name, rank=rank))
+    memory = llmcalc.memory(launch=file).document["memory"]
+    assert memory["reserved_bytes"] / 2**30 == pytest.approx(measured, rel=error)
+
+
+def test_chunks_of_unsloths_loss() -> None:
+    """One chunk up to 4 GiB of float32, else a multiple of four (`get_chunk_size`); a loss on pairs has all logits."""
+    text = UNSLOTH_NOTEBOOK.format(name="gpt2", rank=8)
+    launch = launch_of(text, "sft.py")
+    assert (launch.settings["cross_entropy"], launch.longest_samples) == ("chunked", True)
+    chunks = {vocabulary: launch.with_loss_chunks(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
+    assert [run.settings["loss_chunk"] for run in chunks.values()] == [4096, 1024, 512]
+    packed = launch_of(text.replace("optim=", "packing=True, optim="), "sft.py")
+    assert not packed.longest_samples
+    pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
+    assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
+
+
 def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
     text = FILES["unsloth_sft.py"]
     with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"
