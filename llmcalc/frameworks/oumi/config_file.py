@@ -37,13 +37,13 @@ MODEL_ARGUMENTS_IGNORED = ("rope_scaling", "max_position_embeddings", "disable_d
 """Entries of `model_kwargs` that change no memory, or less than is counted."""
 
 TRAINING_READ = field_names("""
-    trainer_type use_peft per_device_train_batch_size gradient_accumulation_steps optimizer enable_gradient_checkpointing
-    gradient_checkpointing_kwargs mixed_precision_dtype compile trainer_kwargs
+    trainer_type use_peft per_device_train_batch_size gradient_accumulation_steps optimizer mixed_precision_dtype
+    enable_gradient_checkpointing gradient_checkpointing_kwargs compile trainer_kwargs
     """)
 
 TRAINING_IGNORED = field_names("""
-    output_dir per_device_eval_batch_size max_steps num_train_epochs save_epoch save_steps save_final_model seed data_seed
-    use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs log_level
+    output_dir per_device_eval_batch_size max_steps num_train_epochs save_epoch save_steps save_final_model seed
+    data_seed use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs log_level
     dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir logging_steps
     logging_first_step eval_strategy eval_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_ratio
     warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon sgd_momentum include_performance_metrics
@@ -189,7 +189,7 @@ def _adapter_arguments(reader: LaunchReader, adapters: Table) -> dict[str, Any]:
             reader.unknown[f"peft.{key}"] = "it is modelled without"
     arguments: dict[str, Any] = {"use_peft": True, "lora_r": reader.value(adapters, "lora_r", 8)}
     arguments |= {
-        argument_name: adapters[key] for key, argument_name in ADAPTER_ARGUMENTS.items() if adapters.get(key) is not None
+        argument: adapters[key] for key, argument in ADAPTER_ARGUMENTS.items() if adapters.get(key) is not None
     }
     if reader.flag(adapters, "q_lora"):
         bits = reader.integer(adapters, "q_lora_bits", 4)

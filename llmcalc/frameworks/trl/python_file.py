@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 from ...sources.huggingface.family import field_names
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
-    assigned_values,
     DEEPEST,
     UnknownValue,
+    assigned_values,
     calls_in_order,
     constants,
     dotted_name_of,

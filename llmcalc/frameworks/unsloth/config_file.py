@@ -82,9 +82,9 @@ LOGITS_PER_CHUNK = 2**30
 
 
 def fused_loss(reader: LaunchReader) -> dict[str, Any]:
-    """Returns the settings of Unsloth's loss of labels, whose compiled kernel writes the gradient over a chunk's logits.
+    """Returns the settings of Unsloth's loss of labels, which is computed in chunks.
 
-    Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py
+    Its compiled kernel writes the gradient over a chunk's logits. Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py
     (`_CausalLM_fast_forward`); torch.compile gives its gradient the logits' memory (torch 2.13).
     """
     reader.logits_per_chunk = LOGITS_PER_CHUNK
@@ -92,6 +92,7 @@ def fused_loss(reader: LaunchReader) -> dict[str, Any]:
         "Unsloth's loss: chunks of at most 4 GiB of logits in float32; of half the free memory where that is less"
     )
     return {"cross_entropy": "chunked"}
+
 
 OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""

@@ -966,7 +966,7 @@ def test_simpo_has_pairs_and_no_reference() -> None:
 
 
 def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
-    """Oumi passes its tables to TRL's trainers, and checkpoints layers by accelerate under FSDP (core/distributed.py)."""
+    """Oumi passes its tables to TRL's trainers; under FSDP accelerate checkpoints layers (core/distributed.py)."""
     alone, sharded = changed("oumi_sft.yaml"), changed("oumi_sft.yaml", 8)
     recipe = {
         "model_name_or_path": "meta-llama/Llama-3.2-1B", "dtype": "bfloat16", "bf16": False, "max_length": 1024,
