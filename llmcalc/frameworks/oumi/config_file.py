@@ -43,8 +43,8 @@ TRAINING_READ = field_names("""
 
 TRAINING_IGNORED = field_names("""
     output_dir per_device_eval_batch_size max_steps num_train_epochs save_epoch save_steps save_final_model seed
-    data_seed use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs log_level
-    dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir logging_steps
+    data_seed use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs
+    log_level dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir logging_steps
     logging_first_step eval_strategy eval_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_ratio
     warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon sgd_momentum include_performance_metrics
     include_alternative_mfu_metrics log_model_summary resume_from_checkpoint try_resume_from_last_checkpoint

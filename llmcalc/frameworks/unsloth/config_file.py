@@ -84,8 +84,9 @@ LOGITS_PER_CHUNK = 2**30
 def fused_loss(reader: LaunchReader) -> dict[str, Any]:
     """Returns the settings of Unsloth's loss of labels, which is computed in chunks.
 
-    Its compiled kernel writes the gradient over a chunk's logits. Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py
-    (`_CausalLM_fast_forward`); torch.compile gives its gradient the logits' memory (torch 2.13).
+    Its compiled kernel writes the gradient over a chunk's logits: torch.compile gives both one memory (torch 2.13).
+    Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py
+    (`_CausalLM_fast_forward`).
     """
     reader.logits_per_chunk = LOGITS_PER_CHUNK
     reader.notes.append(
