@@ -44,13 +44,13 @@ TRAINING_READ = field_names("""
 TRAINING_IGNORED = field_names("""
     output_dir per_device_eval_batch_size max_steps num_train_epochs save_epoch save_steps save_final_model seed
     data_seed use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs
-    log_level dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir logging_steps
-    logging_first_step eval_strategy eval_steps learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_ratio
-    warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon sgd_momentum include_performance_metrics
-    include_alternative_mfu_metrics log_model_summary resume_from_checkpoint try_resume_from_last_checkpoint
-    dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor dataloader_main_process_only
-    ddp_find_unused_parameters max_grad_norm profiler telemetry empty_device_cache_steps nccl_default_timeout_minutes
-    label_ignore_index grpo gkd gold verl_config_overrides
+    log_level dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir
+    logging_steps logging_first_step eval_strategy eval_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
+    warmup_ratio warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon sgd_momentum
+    include_performance_metrics include_alternative_mfu_metrics log_model_summary resume_from_checkpoint
+    try_resume_from_last_checkpoint dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_main_process_only ddp_find_unused_parameters max_grad_norm profiler telemetry
+    empty_device_cache_steps nccl_default_timeout_minutes label_ignore_index grpo gkd gold verl_config_overrides
     """)
 
 ADAPTER_ARGUMENTS = {
@@ -236,5 +236,7 @@ def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[s
             offload = reader.table(deepspeed_table, key)
             zero_table[key] = {"device": str(offload.get("device", "cpu")).lower(), "pin_memory": True}
     precision = str(deepspeed_table.get("precision") or "").lower()
-    precision_table = {precision: {"enabled": "auto"}} if precision in ("bf16", "fp16") else {}
-    return {"deepspeed": {"zero_optimization": zero_table, **precision_table}}
+    if precision not in ("bf16", "fp16"):
+        return {"deepspeed": {"zero_optimization": zero_table}}
+    # "auto" in Oumi's table; DeepSpeed's engine takes weights in 16 bits in no other precision (`__check_params`)
+    return {"deepspeed": {"zero_optimization": zero_table, precision: {"enabled": True}}, precision: True}

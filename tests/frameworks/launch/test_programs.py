@@ -985,8 +985,10 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
     )
     settings = {"lora_rank": 16, "lora_targets": ("q_proj",), "base": "nf4", "precision": "fp32"}
     assert adapted.settings.items() >= settings.items()
-    zero = changed("oumi_sft.yaml", 4, fsdp=None, deepspeed={"enable_deepspeed": True, "zero_stage": "ZERO_3"})
+    deepspeed = {"enable_deepspeed": True, "zero_stage": "ZERO_3", "precision": "BF16"}
+    zero = changed("oumi_sft.yaml", 4, fsdp=None, deepspeed=deepspeed)
     assert (zero.framework, zero.layout.zero) == ("deepspeed", 3)
+    assert (zero.settings["dtype"], zero.settings["master_weights"]) == ("bf16", "fp32")
     liger = {"model_name": "gpt2", "enable_liger_kernel": True, "torch_dtype_str": "auto"}
     plain = changed("oumi_sft.yaml", fsdp=None, model=liger, training={"trainer_type": "HF"})
     assert (plain.settings["batch"], plain.published_weights, "seq" in plain.settings) == (8, True, False)
