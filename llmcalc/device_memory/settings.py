@@ -520,7 +520,12 @@ class Settings:
     ] = None
     loss_chunk: Annotated[
         int | None,
-        Setting("Tokens of a chunk of a split cross-entropy.", "Precision and kernels", "an eighth of them", TRAINING),
+        Setting(
+            "Tokens of a chunk of a split or chunked cross-entropy.",
+            "Precision and kernels",
+            "an eighth of them, or Liger-Kernel's",
+            TRAINING,
+        ),
     ] = None
     logits_to_keep: Annotated[
         int | None,
@@ -659,8 +664,8 @@ class Settings:
             raise InputError(
                 f"--logits-dtype: a {self.cross_entropy} cross-entropy computes logits in the format of the weights"
             )
-        if self.loss_chunk is not None and self.cross_entropy != "split":
-            raise InputError("--loss-chunk: it is for --cross-entropy split")
+        if self.loss_chunk is not None and self.cross_entropy not in ("split", "chunked"):
+            raise InputError("--loss-chunk: it is for --cross-entropy split and chunked")
         if self.logits_to_keep is not None and self.cross_entropy not in ("selective", "selective-chunked"):
             raise InputError("--logits-to-keep: it is for --cross-entropy selective and selective-chunked")
         if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective", "selective-chunked"):

@@ -279,6 +279,7 @@ def memory_question(
             launched_run = replace(launched_run, settings={**launched_run.settings, "cross_entropy": "eager"})
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
+    launched_run = launched_run.with_loss_chunks(preset.model.vocab_size)
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 

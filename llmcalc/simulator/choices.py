@@ -30,7 +30,8 @@ class KernelChoices:
         else their own.
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
-    loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
+    loss_chunk: of a `split` or `chunked` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune)
+        of a `split` one, and Liger-Kernel's of a `chunked` one.
     logits_to_keep: of a `selective` or `selective-chunked` cross-entropy, the tokens at the end of each sequence whose
         log-probabilities are computed, of `selective` from as many logits and one more; None (default) for all.
     divides_logits: whether the logits are divided in place by a temperature before the loss (reinforcement learning);

@@ -267,9 +267,9 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
+    def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any, loss_chunk: int | None) -> Any:
         tokens, chunk_count = x.shape[0], -(-weight.shape[0] // x.shape[1])
-        chunk_tokens = min(tokens, 1 << (-(-tokens // chunk_count) - 1).bit_length())
+        chunk_tokens = min(tokens, loss_chunk or 1 << (-(-tokens // chunk_count) - 1).bit_length())
         input_gradient = torch.zeros_like(x)
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
@@ -312,7 +312,7 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         x_gradient, weight_gradient, bias_gradient = ctx.saved_tensors
-        return x_gradient, None, weight_gradient, bias_gradient
+        return x_gradient, None, weight_gradient, bias_gradient, None
 
 
 class LigerLogProbabilities(torch.autograd.Function):
@@ -447,7 +447,9 @@ def loss_of(
         labels = token_ids.repeat(1, model_output.shape[1] // token_ids.shape[1]).flatten()
     if kernel_choices.cross_entropy == "chunked":
         layer = logits_linear(module)
-        loss = LigerLinearCrossEntropy.apply(model_output.flatten(0, 1), labels, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+        loss = LigerLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            model_output.flatten(0, 1), labels, layer.weight, layer.bias, kernel_choices.loss_chunk
+        )
     elif kernel_choices.cross_entropy == "selective-chunked":
         layer, last_tokens = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
         completion = model_output[:, :-1, :][:, -last_tokens:, :]

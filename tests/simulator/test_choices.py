@@ -127,6 +127,16 @@ def test_a_loss_in_chunks_never_has_all_logits() -> None:
     assert over.forward < whole.forward
 
 
+@compares(lambda **_: of_run(wide_vocabulary(), KernelChoices(cross_entropy="chunked")))
+@pytest.mark.parametrize("chunk", [None, 100, 192])
+def test_chunks_of_their_own_size_hold_what_torch_holds(chunk: int | None) -> None:
+    """Liger-Kernel's chunks, and those of Unsloth's loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)."""
+    choices = KernelChoices("flash", cross_entropy="chunked", loss_chunk=chunk)
+    assert without_values(wide_vocabulary(), seq=192, choices=choices) == by_torch(
+        wide_vocabulary(), seq=192, choices=choices
+    )
+
+
 def test_chunks_need_less_where_tokens_are_many() -> None:
     wide = wide_vocabulary()
     over, chunked = (

@@ -13,7 +13,7 @@ from .record import CommandLine, Table
 from .unresolved import is_unresolved, printable
 from .yaml_text import parse_yaml
 
-CONFIG_OPTION = re.compile(r"--(job\.)?config([_-](file|path))?")
+CONFIG_OPTION = re.compile(r"-c|--(job\.)?config([_-](file|path))?")
 """The options with which programs name their config file."""
 
 DEEPEST = 20

@@ -32,6 +32,7 @@ CONSOLE_PROGRAMS = {
     "tune": ("run",),
     "composer": (),
     "nemo": ("llm",),
+    "oumi": ("train",),
 }
 """Programs that a package installs → their subcommands that start work; empty where there are none."""
 
@@ -167,6 +168,7 @@ def command_line(command: ShellCommand) -> CommandLine | None:
         if (
             command_word in ("-m", "--module")
             and next_word
+            and next_word not in CONSOLE_PROGRAMS
             and not next_word.startswith(("torch.distributed", "-", "accelerate."))
         ):
             return CommandLine(

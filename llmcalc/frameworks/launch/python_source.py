@@ -230,9 +230,20 @@ def constants(module_statements: list[ast.stmt]) -> dict[str, Any]:
             target_node, value_node = statement.target, statement.value
         else:
             continue
-        if isinstance(target_node, ast.Name):
-            values_by_variable[target_node.id] = value_of(value_node, values_by_variable)
+        values_by_variable |= assigned_values(target_node, value_node, values_by_variable)
     return values_by_variable
+
+
+def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns variable → value of an assignment to a name, or to several (`model_id, output_dir = "…", "…"`)."""
+    if isinstance(target_node, ast.Name):
+        return {target_node.id: value_of(value_node, known_values)}
+    if not isinstance(target_node, ast.Tuple) or not isinstance(value_node, ast.Tuple):
+        return {}
+    if len(target_node.elts) != len(value_node.elts):
+        return {}
+    pairs = zip(target_node.elts, value_node.elts, strict=True)
+    return {name.id: value_of(element, known_values) for name, element in pairs if isinstance(name, ast.Name)}
 
 
 def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:

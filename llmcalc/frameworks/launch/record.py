@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from ...algebra import ceil_div
 from ...errors import InputError, shown
 from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends, stage_sizes_with_counted_ends
@@ -70,6 +71,8 @@ class Launch:
     written_options: option → the file's own argument with its value, where an error may name the option.
     score_labels: the number of scores per token of the head that replaces the language model's; None (default) for the
         model's own head.
+    logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
+        bytes; None (default) where the settings say its tokens.
     """
 
     where: str
@@ -98,6 +101,7 @@ class Launch:
     torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
     score_labels: int | None = None
+    logits_per_chunk: int | None = None
 
     def in_words_of_file(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
@@ -124,6 +128,18 @@ class Launch:
             layers, self.layout.pp, self.layout.vpp, *self.end_stage_layers, error_prefix
         )
         return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
+
+    def with_loss_chunks(self, vocabulary: int) -> Launch:
+        """Returns the run with the tokens of a chunk of its loss. vocabulary: logits per token.
+
+        Several chunks are a multiple of four (unsloth_zoo/fused_losses/cross_entropy_loss.py, `get_chunk_size`).
+        """
+        if self.logits_per_chunk is None or self.settings.get("cross_entropy") != "chunked":
+            return self
+        tokens = self.settings.get("batch", 1) * self.settings.get("seq", 1)
+        least_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
+        chunk_count = 1 if least_chunks <= 1 else 4 * ceil_div(least_chunks, 4)
+        return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
 
     def data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
@@ -324,7 +340,7 @@ class LaunchReader:
     frozen: a frozen copy of the trained model; None (default) without one.
     expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
         false by default.
-    end_stage_layers, counted_ends, longest_samples, torch_attention, score_labels: as in `Launch`.
+    end_stage_layers, counted_ends, longest_samples, torch_attention, score_labels, logits_per_chunk: as in `Launch`.
     """
 
     source: LaunchSource
@@ -340,6 +356,7 @@ class LaunchReader:
     longest_samples: bool = False
     torch_attention: bool = False
     score_labels: int | None = None
+    logits_per_chunk: int | None = None
 
     @property
     def where(self) -> str:
@@ -550,6 +567,7 @@ class LaunchReader:
             torch_attention=self.torch_attention,
             written_options=dict(self.written_options),
             score_labels=self.score_labels,
+            logits_per_chunk=self.logits_per_chunk,
             **launch_fields,
         )
 

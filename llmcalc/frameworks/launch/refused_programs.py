@@ -165,6 +165,17 @@ REFUSED_CONFIGS = (
         "TARGET with options such as --tp, --pp and --devices",
     ),
     RefusedConfig(
+        "NeMo-Automodel",
+        lambda data: "recipe" in data and _has_tables(data, "model", "step_scheduler"),
+        "TARGET with --phase training --framework fsdp2 and options such as --fsdp 8, --batch (its local_batch_size), "
+        "--lora-rank and --recompute full",
+    ),
+    RefusedConfig(
+        "ArcticTraining",
+        lambda data: isinstance(data.get("model"), Mapping) and "name_or_path" in data["model"],
+        "its table deepspeed as a DeepSpeed config, with TARGET, --batch, --seq and --devices",
+    ),
+    RefusedConfig(
         "Hugging Face's Inference Endpoints",
         lambda data: _has_tables(data, "compute", "model") and "repository" in data["model"],
         SERVER_COMMAND,

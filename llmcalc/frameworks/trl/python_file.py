@@ -17,6 +17,7 @@ from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     DEEPEST,
     UnknownValue,
+    assigned_values,
     calls_in_order,
     constants,
     dotted_name_of,
@@ -213,11 +214,18 @@ def _unknown_reason(argument: UnknownValue, script_arguments: ScriptArguments, t
 
 
 def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
-    """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`."""
-    loading_call = next((call for call in named_calls if call.name == "from_pretrained"), None)
+    """Returns the arguments of the model, adapters and quantized weights, with the names in TRL's `ModelConfig`.
+
+    A trainer loads a model that it is named; the file may load it once more afterwards.
+    """
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
-    model = trainer_arguments.get("model", trainer_call.first) if loading_call is None else loading_call.first
+    model = trainer_arguments.get("model", trainer_call.first)
+    loading_call = next((call for call in named_calls if call.name == "from_pretrained"), None)
+    if isinstance(model, str):
+        loading_call = None
+    elif loading_call is not None:
+        model = loading_call.first
     arguments: dict[str, Any] = {"model_name_or_path": model if isinstance(model, str) else ""}
     arguments |= {
         argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
@@ -332,7 +340,7 @@ def _is_in_skipped_branch(test: ast.expr, branch: bool, variables: Mapping[str, 
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variable that a plain assignment sets, with its value; empty for any other assignment.
+    """Returns the variables that a plain assignment sets, with their values; empty for any other assignment.
 
     An assignment to an item of a table (`arguments["dtype"] = …`) sets the table with that item.
     """
@@ -342,6 +350,4 @@ def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[s
         table, item_name = variables.get(table_name), value_of(target_node.slice, variables)
         if isinstance(table, dict) and isinstance(item_name, str):
             return {table_name: {**table, item_name: value_of_item(assignment.value, variables)}}
-    if not isinstance(target_node, ast.Name) or assignment.value is None:
-        return {}
-    return {target_node.id: value_of(assignment.value, variables)}
+    return {} if assignment.value is None else assigned_values(target_node, assignment.value, variables)

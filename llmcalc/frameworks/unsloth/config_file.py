@@ -1,7 +1,7 @@
 """Reads Unsloth Studio's training defaults for a model, without the model's name.
 
-Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Unsloth's own kernels are not modelled: the run is
-counted as PEFT and the Trainer run it, which needs at least as much.
+Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Of Unsloth's own kernels the loss is modelled: the
+layers are counted as PEFT and the Trainer run them, which needs at least as much.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...sources.huggingface.family import field_names
-from ..launch.record import Launch, LaunchSource, Table, integer_of, reader_of, unknown_keys
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import lora_settings, optimizer_settings, trainer_launch
 
 TRAINING_READ = field_names("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim")
@@ -69,11 +69,31 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             "base": "nf4-dq",
         }
         reader.filled_in["load_in_4bit"] = True
+        run_settings |= fused_loss(reader)
+        reader.longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND)
         return trainer_launch(reader, {}, run_settings)
 
 
-UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"
+UPPER_BOUND = "Unsloth's kernels of layers are not modelled: PEFT's and the Trainer's are counted, an upper bound"
+
+LOGITS_PER_CHUNK = 2**30
+"""The most logits that Unsloth's loss computes at once: 4 GiB in float32 (`_get_chunk_multiplier`)."""
+
+
+def fused_loss(reader: LaunchReader) -> dict[str, Any]:
+    """Returns the settings of Unsloth's loss of labels, which is computed in chunks.
+
+    Its compiled kernel writes the gradient over a chunk's logits: torch.compile gives both one memory (torch 2.13).
+    Source: unsloth_zoo ce232d6c, fused_losses/cross_entropy_loss.py; unsloth 015bdef0d, models/llama.py
+    (`_CausalLM_fast_forward`).
+    """
+    reader.logits_per_chunk = LOGITS_PER_CHUNK
+    reader.notes.append(
+        "Unsloth's loss: chunks of at most 4 GiB of logits in float32; of half the free memory where that is less"
+    )
+    return {"cross_entropy": "chunked"}
+
 
 OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""

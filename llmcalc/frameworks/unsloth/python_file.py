@@ -1,7 +1,8 @@
 """Reads Python files that train with Unsloth from the syntax tree, without running them.
 
 The arguments are those of the calls of `from_pretrained`, of `get_peft_model` and of the trainer's configuration.
-Unsloth's kernels are not modelled: the run is counted as PEFT and the Trainer run it, which needs at least as much.
+Of Unsloth's kernels the loss is modelled: the layers are counted as PEFT and the Trainer run them, which needs at least
+as much.
 Source: unsloth, models/loader.py and models/llama.py for defaults, as of the notebooks of 2026.
 """
 
@@ -27,8 +28,15 @@ from ..launch.python_source import (
     value_of,
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, integer_of, reader_of, share_of
-from ..launch.trainer import QUANTIZATION_AWARE, lora_settings, optimizer_settings, pair_settings, trainer_launch
-from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_settings
+from ..launch.trainer import (
+    QUANTIZATION_AWARE,
+    attention_settings,
+    lora_settings,
+    optimizer_settings,
+    pair_settings,
+    trainer_launch,
+)
+from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, fused_loss, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
 """Classes that load a model."""
@@ -55,6 +63,14 @@ ADAPTER_ARGUMENTS = field_names("""
 
 SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
+
+LINEAR_EXPERTS = re.compile(r"gpt[-_]oss", re.IGNORECASE)
+"""The name of a model whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has
+tensors of all experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`).
+"""
+
+TRAINED_IN_FULL = ("embed_tokens", "lm_head")
+"""Modules among `target_modules` that are trained themselves, without adapters (models/llama.py, `get_peft_model`)."""
 
 FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
 """The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
@@ -140,6 +156,10 @@ def _run_of_calls(
         "attn_implementation": "flash",
         **optimizer_settings(reader, "optim", reader.value(config, "optim", "adamw_8bit")),
     }
+    if model.get("attn_implementation") is not None:
+        run_settings |= attention_settings(reader, "attn_implementation", model["attn_implementation"])
+    if reader.flag(model, "unsloth_tiled_mlp"):
+        reader.notes.append("unsloth_tiled_mlp: networks are counted over all tokens at once, an upper bound")
     if loss == "grpo":
         run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapter_arguments is None:
@@ -152,8 +172,11 @@ def _run_of_calls(
         run_settings |= _adapter_settings(reader, model, adapter_arguments)
     if loss == "grpo" and config.get("max_prompt_length") is not None:
         run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
-    elif loss not in ("sft", "grpo"):
+    elif loss == "sft":
+        run_settings |= fused_loss(reader)
+    elif loss != "grpo":
         run_settings |= pair_settings(reader, loss, run_settings)
+    reader.longest_samples = loss == "grpo" or not config.get("packing")
     reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):
@@ -221,11 +244,18 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
     for argument_name in SWITCHED_OFF:
         if peft_values.get(argument_name) is False:
             reader.unknown[argument_name] = "adapters of all linear layers of the language model are counted"
+    target_names, saved_names = (
+        reader.value(peft_values, "target_modules", list(TARGETS)),
+        peft_values.get("modules_to_save"),
+    )
+    if isinstance(target_names, list) and isinstance(saved_names or [], list):
+        saved_names = [*(saved_names or []), *(name for name in target_names if name in TRAINED_IN_FULL)]
+        target_names = [name for name in target_names if name not in TRAINED_IN_FULL]
     adapter_settings = lora_settings(
         reader,
         rank=("r", reader.value(peft_values, "r", 16)),
-        target_pair=("target_modules", reader.value(peft_values, "target_modules", list(TARGETS))),
-        saved_modules=("modules_to_save", peft_values.get("modules_to_save")),
+        target_pair=("target_modules", target_names),
+        saved_modules=("modules_to_save", saved_names),
         dropout_value=peft_values.get("lora_dropout"),
         magnitude_value=peft_values.get("use_dora"),
     )
@@ -235,7 +265,8 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
-        return adapter_settings | {"base": "nf4-dq"}
+        has_linear_experts = LINEAR_EXPERTS.search(str(model.get("model_name", ""))) is not None
+        return adapter_settings | {"base": "nf4-dq"} | ({"quantized_experts": True} if has_linear_experts else {})
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 

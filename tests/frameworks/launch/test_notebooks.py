@@ -50,6 +50,22 @@ def test_python_of_a_notebook_is_that_of_a_script(tmp_path: Path) -> None:
     assert launch.settings["seq"] == 512
 
 
+def test_several_names_of_one_assignment_and_a_model_that_is_loaded_again(tmp_path: Path) -> None:
+    """trl 1.10, examples/notebooks/sft_trl_lora_qlora.ipynb: the trained model is loaded in float32 afterwards."""
+    cells = (
+        "model_id, output_dir = 'Qwen/Qwen3-8B', 'out'",
+        "from trl import SFTConfig, SFTTrainer\nfrom transformers import AutoModelForCausalLM",
+        "args = SFTConfig(output_dir, max_length=512, model_init_kwargs={'dtype': 'float16'})",
+        "SFTTrainer(model=model_id, args=args).train()",
+        "model = AutoModelForCausalLM.from_pretrained(model_id, dtype='float32')",
+    )
+    launch = read_launch(write_notebook(tmp_path, *cells), 1)
+    assert (launch.target, launch.settings["dtype"]) == ("Qwen/Qwen3-8B", "fp16")
+    first, *others = cells
+    other_number = first.replace("output_dir", "a, b")
+    assert read_launch(write_notebook(tmp_path, other_number, *others), 1).target == ""
+
+
 CONFIG = """%%writefile sft.yaml
 stage: sft
 do_train: true

@@ -1115,6 +1115,57 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
         launch_of(f"{text.rstrip()} --tuner_type lora --target_modules all-linear all-router\n", "cls.sh")
 
 
+UNSLOTH_NOTEBOOK = """
+from unsloth import FastLanguageModel
+model, tokenizer = FastLanguageModel.from_pretrained("{name}", max_seq_length={tokens}, load_in_4bit=True)
+targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", {more_targets}]
+model = FastLanguageModel.get_peft_model(model, r={rank}, target_modules=targets, use_gradient_checkpointing="unsloth")
+options = SFTConfig(per_device_train_batch_size={batch}, gradient_accumulation_steps=4, optim="adamw_8bit")
+"""
+
+
+def unsloth_notebook(name: str, rank: int, batch: int = 2, tokens: int = 2048, more_targets: str = "") -> str:
+    return UNSLOTH_NOTEBOOK.format(name=name, rank=rank, batch=batch, tokens=tokens, more_targets=more_targets)
+
+
+UNSLOTH_PEAKS = [
+    (unsloth_notebook("unsloth/Meta-Llama-3.1-8B", 16), 7.922, 0.03),
+    (unsloth_notebook("unsloth/Qwen3-14B", 32), 14.066, 0.08),
+    (unsloth_notebook("unsloth/gemma-2-9b", 16), 9.383, 0.06),
+    (unsloth_notebook("unsloth/mistral-7b-v0.3", 128, more_targets="'embed_tokens', 'lm_head'"), 11.432, 0.02),
+    (unsloth_notebook("unsloth/gpt-oss-20b", 8, batch=1, tokens=1024), 12.975, 0.09),
+    (unsloth_notebook("unsloth/gpt-oss-120b", 16, batch=4, tokens=4096), 67.836, 0.05),
+]
+"""A notebook, GiB of `torch.cuda.max_memory_reserved`, and the largest error: outputs in unslothai/notebooks (2026-08),
+nb/Llama3.1_(8B)-Alpaca.ipynb, Qwen3_(14B).ipynb, Gemma2_(9B)-Alpaca.ipynb, Mistral_(7B)-Text_Completion.ipynb and
+gpt-oss-(20B)-Fine-tuning.ipynb on a T4, gpt-oss-(120B)_A100-Fine-tuning.ipynb on an A100. Samples may be shorter.
+"""
+
+
+@pytest.mark.parametrize(("text", "measured", "error"), UNSLOTH_PEAKS)
+def test_published_peaks_of_unsloths_notebooks(tmp_path: Path, text: str, measured: float, error: float) -> None:
+    file = tmp_path / "notebook.py"
+    file.write_text(text)
+    memory = llmcalc.memory(launch=file).document["memory"]
+    assert memory["reserved_bytes"] / 2**30 == pytest.approx(measured, rel=error)
+
+
+def test_chunks_of_unsloths_loss() -> None:
+    """One chunk up to 4 GiB of float32, else a multiple of four (`get_chunk_size`); a loss on pairs has all logits."""
+    text = unsloth_notebook("gpt2", 8)
+    launch = launch_of(text, "sft.py")
+    assert (launch.settings["cross_entropy"], launch.longest_samples) == ("chunked", True)
+    chunks = {vocabulary: launch.with_loss_chunks(vocabulary) for vocabulary in (2**18, 2**18 + 1, 2**20 + 1)}
+    assert [run.settings["loss_chunk"] for run in chunks.values()] == [4096, 1024, 512]
+    packed = launch_of(text.replace("optim=", "packing=True, optim="), "sft.py")
+    assert not packed.longest_samples
+    eager = launch_of(text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py")
+    assert eager.settings["attn_implementation"] == "eager"
+    assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
+    pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
+    assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
+
+
 def test_pictures_of_a_notebook_are_no_letters_of_python() -> None:
     text = FILES["unsloth_sft.py"]
     with_picture = f"{text}\nPICTURE = '{'QUJD' * 50_000}'\n"

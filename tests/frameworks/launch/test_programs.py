@@ -65,6 +65,7 @@ PROGRAM_OF = {
     "neox_small.yml": "GPT-NeoX",
     "nemo_gpt.yaml": "NeMo",
     "nemo_rl_grpo.yaml": "NeMo-RL",
+    "oumi_sft.yaml": "Oumi",
 }
 
 
@@ -962,3 +963,53 @@ def test_simpo_has_pairs_and_no_reference() -> None:
     assert simpo.settings["batch"] == dpo.settings["batch"]
     assert simpo.frozen is None
     assert isinstance(dpo.frozen, FrozenModel) or any("reference model" in note for note in dpo.notes)
+
+
+def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
+    """Oumi passes its tables to TRL's trainers; under FSDP accelerate checkpoints layers (core/distributed.py)."""
+    alone, sharded = changed("oumi_sft.yaml"), changed("oumi_sft.yaml", 8)
+    recipe = {
+        "model_name_or_path": "meta-llama/Llama-3.2-1B", "dtype": "bfloat16", "bf16": False, "max_length": 1024,
+        "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "attn_implementation": "sdpa",
+    }  # fmt: skip
+    expected = launch_of(yaml.safe_dump(recipe), "trl.yaml")
+    assert {**alone.settings, "seq": 1024} == {**expected.settings, "optimizer_impl": "fused"}
+    assert (sharded.framework, sharded.layout.dp, sharded.layout.zero) == ("fsdp2", 8, 3)
+    assert (sharded.settings["recompute"], sharded.settings["master_weights"]) == ("full", "none")
+    training = yaml.safe_load((FILES / "oumi_sft.yaml").read_text())["training"]
+    adapted = changed(
+        "oumi_sft.yaml",
+        fsdp=None,
+        training={**training, "use_peft": True, "mixed_precision_dtype": "NONE"},
+        peft={"lora_r": 16, "lora_target_modules": ["q_proj"], "q_lora": True, "bnb_4bit_quant_type": "nf4"},
+    )
+    settings = {"lora_rank": 16, "lora_targets": ("q_proj",), "base": "nf4", "precision": "fp32"}
+    assert adapted.settings.items() >= settings.items()
+    deepspeed = {"enable_deepspeed": True, "zero_stage": "ZERO_3", "precision": "BF16"}
+    zero = changed("oumi_sft.yaml", 4, fsdp=None, deepspeed=deepspeed)
+    assert (zero.framework, zero.layout.zero) == ("deepspeed", 3)
+    assert (zero.settings["dtype"], zero.settings["master_weights"]) == ("bf16", "fp32")
+    liger = {"model_name": "gpt2", "enable_liger_kernel": True, "torch_dtype_str": "auto"}
+    plain = changed("oumi_sft.yaml", fsdp=None, model=liger, training={"trainer_type": "HF"})
+    assert (plain.settings["batch"], plain.published_weights, "seq" in plain.settings) == (8, True, False)
+    path = tmp_path / "train.yaml"
+    path.write_text((FILES / "oumi_sft.yaml").read_text())
+    typed = read_launch(f"oumi distributed torchrun --nproc-per-node 8 -m oumi train -c {path}")
+    assert (typed.layout, typed.settings) == (sharded.layout, sharded.settings)
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "message"),
+    [
+        ("training", {"trainer_type": "OUMI"}, "training.trainer_type: 'OUMI'; expected one of TRL_SFT, TRL_DPO"),
+        ("training", {"mixed_precision_dtype": "int8"}, "training.mixed_precision_dtype: 'int8'; expected NONE"),
+        ("training", {"unheard": 1}, r"training.unheard \(no key that is known\)"),
+        ("model", {"model_name": "gpt2", "freeze_layers": ["layers.0"]}, "model.freeze_layers"),
+        ("model", {"model_name": "gpt2", "model_kwargs": {"quantization_config": {}}}, "model_kwargs.quantization"),
+        ("fsdp", {"enable_fsdp": True, "mixed_precision": "fp8"}, "fsdp.mixed_precision: 'fp8'; expected bf16"),
+        ("deepspeed", {"enable_deepspeed": True, "zero_stage": 4}, "deepspeed.zero_stage: '4'; expected ZERO_0"),
+    ],
+)
+def test_what_is_refused_of_oumi(table: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        changed("oumi_sft.yaml", 2, **{table: values})

@@ -389,12 +389,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: linkedin/Liger-Kernel 0.8.5, ops/fused_linear_cross_entropy.py, measured on an H200 (tests/data/gpu).
         Products of operands in one format write into one tensor of a chunk's logits, over which their gradient is
         written, and add to the weight's gradient in place; those of float32 make a whole gradient for each chunk.
+        Unsloth's compiled loss does so with chunks of its own size (`loss_chunk`).
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """
         aten, autograd_graph = self.t, self.graph
         tokens, chunk_count = x.shape[0], ceil_div(weight.shape[0], x.shape[1])
-        chunk_tokens = 1 << (ceil_div(tokens, chunk_count) - 1).bit_length()  # the next power of two
+        next_power_of_two = 1 << (ceil_div(tokens, chunk_count) - 1).bit_length()
+        chunk_tokens = self.choices.loss_chunk or next_power_of_two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
         losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)

@@ -1,0 +1,242 @@
+"""Reads a training config of Oumi: a model, adapters, and arguments of TRL's trainers or of transformers' Trainer.
+
+Source: oumi (2026-08-21), core/configs/params/{model,training,peft,fsdp,deepspeed,data}_params.py for keys and
+defaults, core/configs/training_config.py for lengths and Liger-Kernel, builders/models.py for quantized weights,
+core/distributed.py (`get_accelerate_env_vars`) for FSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import shown
+from ...sources.huggingface.family import field_names
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
+from ..launch.trainer import read_trainer
+from ..registry import WITHOUT_A_NAME
+from ..trl.config_file import read_trl
+
+TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
+
+TRAINERS = {"TRL_SFT": {}, "TRL_DPO": {"loss_type": "sigmoid"}, "TRL_KTO": {"loss_type": "kto"}, "HF": {}}
+"""`trainer_type` → the arguments by which TRL's reader knows the trainer."""
+
+MODEL_READ = field_names("""
+    model_name model_max_length torch_dtype_str attn_implementation enable_liger_kernel freeze_layers model_kwargs
+    compile
+    """)
+
+MODEL_IGNORED = field_names("""
+    adapter_model tokenizer_name tokenizer_pad_token tokenizer_kwargs processor_kwargs load_pretrained_weights
+    trust_remote_code chat_template chat_template_kwargs device_map shard_for_eval model_revision tool_call_parser
+    """)
+
+MODEL_ARGUMENTS_IGNORED = ("rope_scaling", "max_position_embeddings", "disable_dropout")
+"""Entries of `model_kwargs` that change no memory, or less than is counted."""
+
+TRAINING_READ = field_names("""
+    trainer_type use_peft per_device_train_batch_size gradient_accumulation_steps optimizer mixed_precision_dtype
+    enable_gradient_checkpointing gradient_checkpointing_kwargs compile trainer_kwargs
+    """)
+
+TRAINING_IGNORED = field_names("""
+    output_dir per_device_eval_batch_size max_steps num_train_epochs save_epoch save_steps save_final_model seed
+    data_seed use_deterministic full_determinism run_name metrics_function reward_functions reward_function_kwargs
+    log_level dep_log_level log_examples enable_wandb enable_mlflow enable_tensorboard logging_strategy logging_dir
+    logging_steps logging_first_step eval_strategy eval_steps learning_rate lr_scheduler_type lr_scheduler_kwargs
+    warmup_ratio warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon sgd_momentum
+    include_performance_metrics include_alternative_mfu_metrics log_model_summary resume_from_checkpoint
+    try_resume_from_last_checkpoint dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_main_process_only ddp_find_unused_parameters max_grad_norm profiler telemetry
+    empty_device_cache_steps nccl_default_timeout_minutes label_ignore_index grpo gkd gold verl_config_overrides
+    """)
+
+ADAPTER_ARGUMENTS = {
+    "lora_r": "lora_r",
+    "lora_target_modules": "lora_target_modules",
+    "lora_target_parameters": "lora_target_parameters",
+    "lora_modules_to_save": "lora_modules_to_save",
+    "lora_dropout": "lora_dropout",
+    "use_bnb_nested_quant": "use_bnb_nested_quant",
+}
+"""Key of `peft` → the argument of TRL's `ModelConfig`."""
+
+ADAPTER_READ = (*ADAPTER_ARGUMENTS, "q_lora", "q_lora_bits", "llm_int8_skip_modules", "lora_bias")
+
+ADAPTER_IGNORED = field_names("""
+    lora_alpha lora_exclude_modules lora_init_weights lora_task_type bnb_4bit_quant_type bnb_4bit_quant_storage
+    bnb_4bit_compute_dtype peft_save_mode
+    """)
+
+FSDP_READ = field_names("enable_fsdp sharding_strategy cpu_offload mixed_precision")
+
+FSDP_IGNORED = field_names("""
+    backward_prefetch forward_prefetch use_orig_params state_dict_type auto_wrap_policy min_num_params
+    transformer_layer_cls sync_module_states
+    """)
+
+DEEPSPEED_IGNORED = field_names("""
+    activation_checkpointing memory_efficient_linear steps_per_print wall_clock_breakdown train_batch_size
+    train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping zero_allow_untested_optimizer
+    zero_force_ds_cpu_optimizer
+    """)
+
+ZERO_OPTIONS = field_names("""
+    overlap_comm contiguous_gradients reduce_bucket_size allgather_bucket_size allgather_partitions reduce_scatter
+    round_robin_gradients stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save sub_group_size
+    """)
+"""Keys of `deepspeed` that are keys of DeepSpeed's `zero_optimization`."""
+
+ZERO_DEFAULTS = {"overlap_comm": False, "reduce_bucket_size": 500_000_000, "allgather_bucket_size": 500_000_000}
+"""Their defaults that are not DeepSpeed's own."""
+
+
+def is_oumi(config: Table) -> bool:
+    """Returns whether a table is a training config of Oumi."""
+    model, training = config.get("model"), config.get("training")
+    return isinstance(model, Mapping) and "model_name" in model and isinstance(training, Mapping)
+
+
+def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
+    with reader_of(source_file) as reader:
+        unknown_keys(reader, config, TABLES, "", "no table that is known")
+        model, training, adapters = (reader.table(config, name) for name in ("model", "training", "peft"))
+        trainer = str(training.get("trainer_type", "HF")).upper()[:40]
+        if trainer not in TRAINERS:
+            raise reader.wrong("training.trainer_type", f"{shown(trainer)}; expected one of {', '.join(TRAINERS)}")
+        uses_adapters = reader.flag(training, "use_peft")
+        fsdp_table, deepspeed_table = reader.table(config, "fsdp"), reader.table(config, "deepspeed")
+        arguments: dict[str, Any] = {
+            **_model_arguments(reader, model, trainer),
+            **_training_arguments(reader, training),
+            **TRAINERS[trainer],
+            **(_adapter_arguments(reader, adapters) if uses_adapters else {}),
+        }
+        if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
+            arguments["dtype"] = "float32"  # peft's `prepare_model_for_kbit_training`
+        if reader.flag(fsdp_table, "enable_fsdp"):
+            arguments |= _fsdp_arguments(reader, fsdp_table, arguments)
+        if reader.flag(deepspeed_table, "enable_deepspeed"):
+            arguments |= _deepspeed_arguments(reader, deepspeed_table)
+        data = reader.table(reader.table(config, "data"), "train")
+        is_packed = reader.flag(data, "pack")
+        reader.check_unknown()
+        launched_run = (read_trainer if trainer == "HF" else read_trl)(arguments, source_file)
+        is_published = arguments["dtype"] == "auto" and launched_run.framework == WITHOUT_A_NAME
+        return replace(
+            reader.with_recorded_arguments(launched_run),
+            published_weights=is_published or launched_run.published_weights,
+            longest_samples=launched_run.longest_samples and not is_packed,
+        )
+
+
+def _model_arguments(reader: LaunchReader, model: Table, trainer: str) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `model`. trainer: the value of `trainer_type`."""
+    unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model", "no key that is known")
+    for argument_name in reader.table(model, "model_kwargs"):
+        if argument_name not in MODEL_ARGUMENTS_IGNORED:
+            reader.unknown[f"model.model_kwargs.{argument_name}"[:100]] = "it is modelled without"
+    frozen_layers = model.get("freeze_layers") or []
+    if not isinstance(frozen_layers, list):
+        raise reader.wrong("model.freeze_layers", f"{shown(frozen_layers)}; expected a list of names")
+    if not all("vis" in str(name) or "audio" in str(name) for name in frozen_layers):
+        reader.unknown["model.freeze_layers"] = "layers of the language model that are not trained are not modelled"
+    arguments: dict[str, Any] = {
+        "model_name_or_path": str(model["model_name"])[:200],
+        "dtype": reader.value(model, "torch_dtype_str", "auto"),
+        "use_liger_kernel": reader.flag(model, "enable_liger_kernel"),
+    }
+    if model.get("attn_implementation") is not None:
+        arguments["attn_implementation"] = model["attn_implementation"]
+    if model.get("model_max_length") is not None and trainer in ("TRL_SFT", "TRL_DPO"):
+        arguments["max_length"] = model["model_max_length"]
+    return arguments
+
+
+def _training_arguments(reader: LaunchReader, training: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `training`."""
+    unknown_keys(reader, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
+    precision = str(training.get("mixed_precision_dtype") or "none").lower()
+    if precision not in ("none", "fp16", "bf16"):
+        raise reader.wrong("training.mixed_precision_dtype", f"{shown(precision)}; expected NONE, FP16 or BF16")
+    trainer_arguments = {
+        name: value
+        for name, value in reader.table(training, "trainer_kwargs").items()
+        if not str(value).startswith("${model.model_max_length}")
+    }
+    return {
+        "per_device_train_batch_size": reader.value(training, "per_device_train_batch_size", 8),
+        "gradient_accumulation_steps": reader.value(training, "gradient_accumulation_steps", 1),
+        "optim": reader.value(training, "optimizer", "adamw_torch"),
+        "gradient_checkpointing": reader.flag(training, "enable_gradient_checkpointing"),
+        "gradient_checkpointing_kwargs": dict(reader.table(training, "gradient_checkpointing_kwargs")),
+        "torch_compile": reader.flag(training, "compile"),
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        **trainer_arguments,
+    }
+
+
+def _adapter_arguments(reader: LaunchReader, adapters: Table) -> dict[str, Any]:
+    """Returns the arguments of adapters of the table `peft`, whose default rank is 8."""
+    unknown_keys(reader, adapters, (*ADAPTER_READ, *ADAPTER_IGNORED), "peft", "no key that is known")
+    for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
+        if adapters.get(key) not in (None, [], plain_value):
+            reader.unknown[f"peft.{key}"] = "it is modelled without"
+    arguments: dict[str, Any] = {"use_peft": True, "lora_r": reader.value(adapters, "lora_r", 8)}
+    arguments |= {
+        argument: adapters[key] for key, argument in ADAPTER_ARGUMENTS.items() if adapters.get(key) is not None
+    }
+    if reader.flag(adapters, "q_lora"):
+        bits = reader.integer(adapters, "q_lora_bits", 4)
+        if bits not in (4, 8):
+            raise reader.wrong("peft.q_lora_bits", f"{bits}; expected 4 or 8")
+        arguments[f"load_in_{bits}bit"] = True
+    return arguments
+
+
+def _fsdp_arguments(reader: LaunchReader, fsdp_table: Table, arguments: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `fsdp`, under which accelerate makes the checkpoints of layers."""
+    unknown_keys(reader, fsdp_table, FSDP_READ | FSDP_IGNORED, "fsdp", "no key that is known")
+    mixed_precision = fsdp_table.get("mixed_precision")
+    if mixed_precision not in (None, "bf16", "fp16"):
+        raise reader.wrong("fsdp.mixed_precision", f"{shown(mixed_precision)}; expected bf16 or fp16")
+    return {
+        "fsdp": "auto_wrap",
+        "fsdp_config": {
+            "sharding_strategy": fsdp_table.get("sharding_strategy", "FULL_SHARD"),
+            "offload_params": reader.flag(fsdp_table, "cpu_offload"),
+            "activation_checkpointing": arguments["gradient_checkpointing"],
+        },
+        "gradient_checkpointing": False,
+        **({} if mixed_precision is None else {mixed_precision: True}),
+    }
+
+
+def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[str, Any]:
+    """Returns the Trainer's argument of the table `deepspeed`, as its `to_deepspeed` makes it."""
+    read = field_names("enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision")
+    unknown_keys(reader, deepspeed_table, read | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed", "no key that is known")
+    if deepspeed_table.get("deepspeed_config_path") is not None:
+        return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
+    stage = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")
+    if stage not in ("0", "1", "2", "3"):
+        raise reader.wrong("deepspeed.zero_stage", f"{shown(stage)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3")
+    zero_table: dict[str, Any] = {
+        "stage": int(stage),
+        **ZERO_DEFAULTS,
+        **{key: value for key, value in deepspeed_table.items() if key in ZERO_OPTIONS},
+    }
+    for key in ("offload_optimizer", "offload_param"):
+        if deepspeed_table.get(key) is not None:
+            offload = reader.table(deepspeed_table, key)
+            zero_table[key] = {"device": str(offload.get("device", "cpu")).lower(), "pin_memory": True}
+    precision = str(deepspeed_table.get("precision") or "").lower()
+    if precision not in ("bf16", "fp16"):
+        return {"deepspeed": {"zero_optimization": zero_table}}
+    # "auto" in Oumi's table; DeepSpeed's engine takes weights in 16 bits in no other precision (`__check_params`)
+    return {"deepspeed": {"zero_optimization": zero_table, precision: {"enabled": True}}, precision: True}
