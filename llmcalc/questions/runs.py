@@ -13,7 +13,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -148,6 +148,11 @@ class RunQuestion(RunOptions):
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
+
+
+def scheme_of_tag(preset: Preset) -> str | None:
+    """Returns the scheme of a tag of Ollama's library without a format; None for other names and published formats."""
+    return RunQuestion(preset=preset, settings=settings_of()).in_format_of_tag().settings.quantize
 
 
 INTEGER_METHODS = ("gptq", "awq")

@@ -436,13 +436,19 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
 def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOptions) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
-    The engine of a tag of Ollama's library is Ollama, if neither an engine nor a stack is named.
+    A tag of Ollama's library has the library's scheme, unless a stack or an engine is named that does not read it.
     """
+    from ..frameworks.engines.registry import engine_and_version
+    from ..reports.notes import published_tag_notes
     from .usual_engines import usual_scheme_of
 
-    engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""
-    if not (options.engine or options.stack) and is_library_tag(run.preset.target):
-        engine_name = LIBRARY_ENGINE
+    engine_record = engine_and_version(options.engine)[0] if _is_registered_engine(options.engine) else None
+    engine_name, target = "" if engine_record is None else engine_record.name, run.preset.target
+    if is_library_tag(target) and not options.stack:
+        if engine_record is not None and not engine_record.reads_library_tags:
+            is_typed = run.settings.quantize is not None
+            return run_memory, () if is_typed else tuple(published_tag_notes(run.preset, engine_record.title))
+        engine_name = LIBRARY_ENGINE if engine_record is not None or not options.engine else ""
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:
         return run_memory, ()

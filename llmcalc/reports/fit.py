@@ -247,7 +247,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     report_parts = _FitScreen(
-        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(layout_plan.devices, accelerator_fit.hardware.title)}",
+        f"{VERDICTS[accelerator_fit.verdict]} on "
+        f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
         table_rows,
