@@ -591,7 +591,7 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             tight_answers: list[DevicesFitAnswer] = []
 
             def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
-                fit_result = fit_devices(memory, hardware, layout, global_batch)
+                fit_result = fit_devices(memory, hardware, layout, global_batch, _run_on_several(run))
                 tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
                 return fit_result
 
@@ -643,6 +643,19 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             lambda: reports.serving_report(preset, serving_answer),
             serving_answer.best.fit.verdict != "no",
         )
+
+
+def _run_on_several(run: RunQuestion) -> tuple[Memory, LayoutRequest] | None:
+    """Returns the run under the usual framework of several accelerators, for a run on one that names no framework.
+
+    None for any other run, and where several accelerators cannot train it.
+    """
+    if run.layout.devices != 1 or run.layout.framework is not None:
+        return None
+    try:
+        return planned_run(replace(run, layout=replace(run.layout, devices=2)))
+    except InputError:
+        return None
 
 
 def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:

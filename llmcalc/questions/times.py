@@ -45,7 +45,7 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
         raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
     from ..timing.stack import stack_names
 
-    can_train = options.stack in stack_names("training")
+    can_train = (options.stack or "").partition("+")[0] in stack_names("training")
     framework = run.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
@@ -302,9 +302,9 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     launched_run = run.launch
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    software_stack = options.stack or framework_record.stack(
-        launched_run, bool(run.settings.compile), has_experts(run.preset.model)
-    )
+    has_known_layout = run.layout.has_all_sizes or run.layout.devices in (None, 1)
+    exchanges_tokens = has_experts(run.preset.model) and not (has_known_layout and run.layout.ep in (None, 1))
+    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(

@@ -131,7 +131,7 @@ def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
 
 
 def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
-    """Returns a note if software that reads no file of Ollama's library is asked about one of its tags without a format.
+    """Returns a note if software is asked about a tag of Ollama's library, whose files it does not read.
 
     software_title: the software, which loads the published weights.
     """

@@ -118,7 +118,7 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
         "serve qwen3:8b --hardware h100 --input 1000 --output 100",
     ):
         assert remark in " ".join(command(*words.split()).out.split()), words
-    quantized = command(*"memory qwen3:8b --engine vllm --hardware h100 --quantize fp8".split()).out
+    quantized = command(*["memory", "qwen3:8b", "--engine", "vllm", "--hardware", "h100", "--quantize", "fp8"]).out
     assert "reads no tag" not in " ".join(quantized.split())
 
 
