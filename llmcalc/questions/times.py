@@ -184,27 +184,37 @@ def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPla
 
 
 def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
-    """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
+    """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
+
+    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
+    """
     from ..studies.plan import ended_search_error, plan_of
     from .runs import answer_of_fitting_run
 
     hardware = run.hardware
     assert hardware is not None
-    layout_plan = answer_of_fitting_run(
-        run,
-        lambda run_memory, layout: plan_of(
-            run_memory,
-            hardware,
-            layout,
-            global_batch,
-            1,
-            order_name="time",
-            suggests_nearest="never",
-            time_settings=lambda framework_record: time_settings(run, framework_record, options),
-            tries_variants=False,
-        ),
-        lambda layout_plan: bool(layout_plan.plan.feasible),
-    )
+
+    def fastest(is_as_typed: bool) -> LayoutPlan:
+        return answer_of_fitting_run(
+            run,
+            lambda run_memory, layout: plan_of(
+                run_memory,
+                hardware,
+                layout,
+                global_batch,
+                1,
+                order_name="time",
+                suggests_nearest="never",
+                time_settings=lambda framework_record: time_settings(run, framework_record, options),
+                may_recompute=not is_as_typed,
+                tries_variants=run.layout.has_all_sizes and not is_as_typed,
+            ),
+            lambda layout_plan: bool(layout_plan.plan.feasible),
+        )
+
+    layout_plan = fastest(is_as_typed=run.layout.has_all_sizes)
+    if run.layout.has_all_sizes and not layout_plan.plan.feasible:
+        layout_plan = fastest(is_as_typed=False)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:

@@ -163,6 +163,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
         notes += unpriced_notes([] if time_model is None else time_model.unpriced)
+    if run_cost.added_options:
+        notes.insert(0, f"what is typed does not fit: the cost is with {run_cost.added_options}")
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_description(run_cost)}")
     cost_of_run = run_cost.cost
