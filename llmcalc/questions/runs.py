@@ -21,7 +21,6 @@ from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
-from ..studies.model_selection import has_experts
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
@@ -128,7 +127,7 @@ class RunQuestion(RunOptions):
                 (preset.stored_as or {}).get("quant_method") in INTEGER_METHODS
                 and settings.keeps_experts_in_16_bits
                 and not settings.lora_experts
-                and has_experts(preset.model)
+                and preset.model.has_experts
             ):  # GPTQ and AWQ store each expert as linear layers of 4 bits, unlike bitsandbytes
                 settings = settings.with_(quantized_experts=True)
             settings = settings if self.launch is not None else settings.with_usual_recomputation()

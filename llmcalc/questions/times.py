@@ -305,7 +305,6 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
 
 def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
-    from ..studies.model_selection import has_experts
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
@@ -313,7 +312,7 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
     has_known_layout = run.layout.has_all_sizes or run.layout.devices in (None, 1)
-    exchanges_tokens = has_experts(run.preset.model) and not (has_known_layout and run.layout.ep in (None, 1))
+    exchanges_tokens = run.preset.model.has_experts and not (has_known_layout and run.layout.ep in (None, 1))
     software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import comb, inf, prod
 from statistics import NormalDist
 from typing import TypeAlias
@@ -170,8 +171,12 @@ def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
-    captured_paths = [path for module_name in captured_modules for path in GRAPH_MODULES[module_name]]
-    return path_in_layer == "add." or any(path_in_layer.startswith(f"{path}.") for path in captured_paths)
+    return path_in_layer == "add." or path_in_layer.startswith(_captured_prefixes(tuple(captured_modules)))
+
+
+@cache
+def _captured_prefixes(captured_modules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{path}." for module_name in captured_modules for path in GRAPH_MODULES[module_name])
 
 
 @dataclass

@@ -495,8 +495,8 @@ def full_server(row: Row) -> tuple[Replica, int]:
     if not row["requests"]:
         raise NotAsked("throughput of which pages do not say whether prompts count")
     software, _, number = row["stack"].partition("==")
-    engine = ENGINES.get(software, software)
-    record, version = engine_and_version(f"{engine}=={number}" if row["checkpoint"] else engine)
+    engine_name = ENGINES.get(software, software)
+    record, version = engine_and_version(f"{engine_name}=={number}" if row["checkpoint"] else engine_name)
     preset = preset_of(row["model"])
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None
