@@ -155,7 +155,8 @@ def _with_two_words(launched_run: Launch) -> Launch:
     note = "--task_type generative_reranker: logits of two words alone, counted as a loss in chunks"
     settings = {**launched_run.settings, "cross_entropy": "chunked"}
     if launched_run.layout.zero == 3:
-        note, settings = f"{note.partition(',')[0]}; under ZeRO-3 those of all words are counted", launched_run.settings
+        note = f"{note.partition(',')[0]}; under ZeRO-3 those of all words are counted"
+        settings = {**launched_run.settings}
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
 
 
