@@ -116,6 +116,7 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
         "memory qwen3:8b --engine vllm --hardware h100",
         "time qwen3:8b --engine vllm --hardware h100 --notes",
         "serve qwen3:8b --hardware h100 --input 1000 --output 100",
+        "cost qwen3:8b --hardware h100 --input 1000 --output 100 --requests 1M",
     ):
         assert remark in " ".join(command(*words.split()).out.split()), words
     quantized = command(*["memory", "qwen3:8b", "--engine", "vllm", "--hardware", "h100", "--quantize", "fp8"]).out
