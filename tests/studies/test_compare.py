@@ -237,7 +237,9 @@ def test_users_without_an_accelerator_are_refused() -> None:
 
 def test_the_software_that_times_tokens_is_named_for_each_model() -> None:
     """On Apple's chips it is llama.cpp, and for a tag of Ollama's library everywhere."""
-    assert "1 M3 Max under llama.cpp, with" in " ".join(run("qwen3-8b", "llama3-8b", "--hardware", "m3-max", "--notes").split())
+    assert "1 M3 Max under llama.cpp, with" in " ".join(
+        run("qwen3-8b", "llama3-8b", "--hardware", "m3-max", "--notes").split()
+    )
     words = ("qwen3:8b", "qwen3-8b", "llama3-8b", "--hardware", "h100")
     text = " ".join(run(*words, "--notes").split())
     assert "1 H100 SXM under vLLM, llama.cpp (qwen3:8b), with" in text
