@@ -65,8 +65,6 @@ def framework_of(layout_request: LayoutRequest) -> Framework:
 def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | None = None) -> tuple[Framework, ...]:
     """Returns the frameworks for a plan's layouts: the named or implied framework, else `FOR_PLANS`.
 
-    One accelerator has no layouts to compare: without a framework it runs what `memory` counts, `WITHOUT_A_NAME`.
-
     Raises `InputError` for more than one accelerator without collectives, and for a framework that needs them.
     """
     implied_framework = framework_of(layout_request)
@@ -79,8 +77,7 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
                 f"--devices {layout_request.devices}: {problem}; expected --devices 1, or another --hardware"
             )
         return (implied_framework,)
-    is_decided = layout_request.framework is not None or implied_framework.is_implied(layout_request)
-    if is_decided or layout_request.devices == 1:
+    if layout_request.framework is not None or implied_framework.is_implied(layout_request):
         return (implied_framework,)
     return tuple(framework(framework_name) for framework_name in FOR_PLANS)
 

@@ -588,13 +588,16 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
             tight_answers: list[DevicesFitAnswer] = []
+            run_on_devices, run_on_several = _runs_by_devices(run, global_batch)
 
             def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
-                fit_result = fit_devices(memory, hardware, layout, global_batch, _run_on_several(run))
+                fit_result = fit_devices(memory, hardware, layout, global_batch, run_on_several)
                 tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
                 return fit_result
 
-            layout_answer = answer_of_fitting_run(run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits")
+            layout_answer = answer_of_fitting_run(
+                run_on_devices, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
+            )
             if layout_answer.fit.verdict != "fits":
                 layout_answer = next(iter(tight_answers), layout_answer)
             return ReportedAnswer(
@@ -644,17 +647,24 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
         )
 
 
-def _run_on_several(run: RunQuestion) -> tuple[Memory, LayoutRequest] | None:
-    """Returns the run under the usual framework of several accelerators, for a run on one that names no framework.
+def _runs_by_devices(
+    run: RunQuestion, global_batch: int | None
+) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
+    """Returns a training run as `fit` counts it, and the run on several accelerators if those run another framework.
 
-    None for any other run, and where several accelerators cannot train it.
+    One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
+    of plans.
     """
-    if run.layout.devices != 1 or run.layout.framework is not None:
-        return None
+    from ..frameworks.registry import framework_of
+
+    layout = run.layout
+    if layout.devices != 1 or layout.framework is not None or global_batch is not None:
+        return run, None
+    run_on_one = replace(run, layout=replace(layout, framework=framework_of(layout).name))
     try:
-        return planned_run(replace(run, layout=replace(run.layout, devices=2)))
-    except InputError:
-        return None
+        return run_on_one, planned_run(replace(run, layout=replace(layout, devices=2)))
+    except InputError:  # several accelerators cannot train it
+        return run_on_one, None
 
 
 def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
