@@ -29,6 +29,7 @@ from .arguments import (
     optional_tokens,
     optional_word,
     preset_of,
+    require_hardware,
     require_model,
     run_options_of,
     run_question_of,
@@ -464,7 +465,7 @@ def fit(
 
 def plan(
     model: Model,
-    hardware: str,
+    hardware: str | None = None,
     phase: MemoryPhase | None = None,
     *,
     global_batch: int | str | None = None,
@@ -496,7 +497,7 @@ def plan(
 
     parsed_options = sort_options(options, plan, run=True, layout=True)
     run_options = run_options_of(
-        parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
+        parsed_options, require_hardware(hardware), phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
     settings = plan_settings(run_options.settings, parsed_options.setting_test(phase))
     run_question = RunQuestion(**vars(run_options) | {"settings": settings}, preset=parsed_options.read_model(model))
@@ -539,7 +540,8 @@ def time(
     `.result.nodes(depth)`.
 
     phase: training, prefill or decode; default decode, or training if an option that only training has is given.
-    launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm.
+    launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm,
+        or llama.cpp where that is usual (GGUF files, Apple's chips).
     global_batch: sequences of a step of all devices; default a micro-batch of each replica.
     context: in prefill, tokens that are cached before the prompt. server: whether a server's time before the first
         token is added.
@@ -561,7 +563,7 @@ def time(
 
 def serve(
     model: Model,
-    hardware: str,
+    hardware: str | None = None,
     input: int | str | None = None,
     output: int | str | None = None,
     *,
@@ -616,13 +618,13 @@ def serve(
     parsed_options = sort_options(options, serve)
     draft = draft if draft in (None, "mtp", "ngram") else parsed_options.read_draft(draft)
     serve_options = declared_options(ServeOptions, locals())
-    accelerator = find_hardware(validate_text("--hardware", hardware, "h100"))
+    accelerator = find_hardware(require_hardware(hardware))
     return ask_serve(parsed_options.read_model(model), accelerator, serve_options, parsed_options.read_model)
 
 
 def cost(
     model: Model,
-    hardware: str,
+    hardware: str | None = None,
     phase: MemoryPhase | None = None,
     *,
     tokens: int | str | None = None,
@@ -658,9 +660,7 @@ def cost(
 
     cost_options = declared_options(CostOptions, locals())
     parsed_options = sort_options(options, cost, run=True, layout=True)
-    run_options = run_options_of(
-        parsed_options, validate_text("--hardware", hardware, "h100"), phase, frozenset(), None
-    )
+    run_options = run_options_of(parsed_options, require_hardware(hardware), phase, frozenset(), None)
     run_question = RunQuestion(**vars(run_options), preset=parsed_options.read_model(model))
     return ask_cost(run_question, cost_options, parsed_options.setting_test(phase))
 

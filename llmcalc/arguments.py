@@ -269,6 +269,13 @@ def require_model(model: Model | None) -> Model:
     return model
 
 
+def require_hardware(hardware: Any) -> str:
+    """Returns the name of an accelerator. Raises `InputError` without a name and for a value that is not text."""
+    if hardware is None:
+        raise InputError("--hardware: missing; expected the accelerator, such as h100")
+    return validate_text("--hardware", hardware, "h100")
+
+
 def engine_questions_of(
     model: Model | None,
     engine: Any,

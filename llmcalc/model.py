@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Flag, HiddenSize, ModelProperties, Part, Positions, StackPosition, Vocab, Width
+from .algebra import is_zero
+from .components.base import Flag, HiddenSize, ModelProperties, Network, Part, Positions, StackPosition, Vocab, Width
 from .components.choice import component_type
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
@@ -277,6 +278,16 @@ class ModelSpec(Part):
             ("decoder", self.decoder),
         ]
         return [(stack_name, stack) for stack_name, stack in optional_stacks if stack is not None]
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has a mixture of experts."""
+        return any(
+            isinstance(layer.feed_forward, Network) and layer.feed_forward.mixture
+            for _, stack in self.stacks()
+            for _, layer, layer_count, _ in stack.layer_groups()
+            if not is_zero(layer_count)
+        )
 
     @property
     def source_tokens(self) -> int | None:

@@ -1,4 +1,4 @@
-"""How near answers are to what they were compared with: the tables of docs/how-sure.md, from the tests' data.
+"""How near answers are to what they were compared with: tables of docs/how-sure.md and docs/serve.md, from tests' data.
 
 `python -m tests.certainty` writes them anew, in both languages (minutes: it computes every measured row).
 """
@@ -24,6 +24,8 @@ from tests.witnesses.verdicts import recorded
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"en": ROOT / "docs/how-sure.md", "zh": ROOT / "docs/zh/how-sure.md"}
+
+SERVE_PAGE = ROOT / "docs/serve.md"
 
 QUANTITIES = {
     "parameters": ("parameters", "参数量"),
@@ -64,6 +66,7 @@ HEADINGS = {
         "| class | rows | sources | median error | one in ten above | bias | in the range | naive | largest error |",
         "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 偏差 | 落在区间内 | 朴素法则 | 最大误差 |",
     ),
+    "served": ("| class | rows | median error | one in ten above | bias | in the range |", ""),
 }
 LANGUAGES = ("en", "zh")
 
@@ -193,13 +196,60 @@ def worst_table(language: str, scores: Sequence[Score]) -> str:
     return lines("worst", language, rows)
 
 
+OUTLYING_SET = "serve_inferencex_slo"
+"""The measured servers whose prompts seem to wait before the engine (tests/data/timing/CAUSES.md)."""
+
+
+def served_table(scores: Sequence[Score]) -> str:
+    """Errors of servers by class of docs/serve.md, with and without mixtures of experts and the outlying set."""
+
+    def of_kind(kind: str, condition: Callable[[Score], bool] = lambda score: True) -> list[Score]:
+        return [score for score in scores if score.row.kind == kind and condition(score)]
+
+    def has_experts(score: Score) -> bool:
+        return measured_rows.has_experts(score.row["model"])
+
+    without_outlying = f"of them without {OUTLYING_SET}"
+    parts = {
+        "TPOT, servers on NVIDIA": of_kind(measured_rows.SERVERS),
+        "tokens/s of full servers (TensorRT-LLM, vLLM)": of_kind(measured_rows.FULL),
+        "of them dense models": of_kind(measured_rows.FULL, lambda score: not has_experts(score)),
+        "of them mixtures of experts": of_kind(measured_rows.FULL, has_experts),
+    }
+    rows = list(parts.items())
+    for title, kind in (
+        ("tokens/s at a concurrency (vLLM, SGLang)", measured_rows.RATE),
+        ("time to the first token under load", measured_rows.LOADED),
+    ):
+        rows += [(title, of_kind(kind)), (without_outlying, of_kind(kind, lambda score: score.row.set != OUTLYING_SET))]
+    return lines("served", "en", [(title, *_rounded(measured.Summary.of(scored))) for title, scored in rows])
+
+
+def _rounded(summary: measured.Summary) -> tuple[str, ...]:
+    """The rows of a class and its errors in whole percent."""
+    errors = (summary.median, summary.p90, summary.bias, summary.covered)
+    return f"{summary.rows:,}", *(f"{error:.0%}".replace("%", " %").replace("-", "−") for error in errors)
+
+
+def pairs_text(scores: Sequence[Score]) -> str:
+    """How often the order of two measured servers of one source is right."""
+    kinds = (measured_rows.SERVERS, measured_rows.FULL, measured_rows.RATE)
+    served = [score for score in scores if score.row.kind in kinds]
+    (faster, speeds), (cheaper, prices) = (measured.right_pairs(served, per_device) for per_device in (False, True))
+    shares = [f"{right / total:.0%}".replace("%", " %") for right, total in ((faster, speeds), (cheaper, prices))]
+    return (
+        "Of two servers of one source that differ by more than a tenth the faster one is told right in "
+        f"{shares[0]} of {speeds:,} pairs, the cheaper one in {shares[1]} of {prices:,}.\n"
+    )
+
+
 def section(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- sure {name} -->\n)(.*?)(<!-- /sure {name} -->)", re.DOTALL)
 
 
-def shown(name: str, language: str) -> str:
+def shown(name: str, page: Path) -> str:
     """A table as the page has it."""
-    match = section(name).search(PAGES[language].read_text())
+    match = section(name).search(page.read_text())
     assert match is not None
     return match[2].strip()
 
@@ -216,9 +266,11 @@ if __name__ == "__main__":
         "time": lambda language: time_table(language, scored),
         "worst": lambda language: worst_table(language, scored),
     }
-    for language, page in PAGES.items():
+    contents = {page: {name: table(language) for name, table in tables.items()} for language, page in PAGES.items()} | {
+        SERVE_PAGE: {"served": served_table(scored), "pairs": pairs_text(scored)}
+    }
+    for page, sections in contents.items():
         text = page.read_text()
-        for name, table in tables.items():
-            content = table(language)
+        for name, content in sections.items():
             text = section(name).sub(lambda match, content=content: f"{match[1]}\n{content}\n{match[3]}", text)  # type: ignore[misc]
         page.write_text(text)

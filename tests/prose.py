@@ -22,7 +22,7 @@ from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import StackShape, stack_shape
-from llmcalc.studies.model_selection import attention_kinds, has_experts
+from llmcalc.studies.model_selection import attention_kinds
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.execution import LatentForm
 from tests.builders import run_config
@@ -110,7 +110,7 @@ def dense_decoders(least: float) -> tuple[str, ...]:
         name
         for name in model_names()
         if spec(name).kind == "decoder"
-        and not has_experts(spec(name))
+        and not spec(name).has_experts
         and attention_kinds(spec(name)) <= heads
         and total(name) >= least
     )
@@ -134,7 +134,7 @@ def median_depth(experts: bool, least: float, most: float) -> int:
     depths = [
         spec(name).main.num_hidden_layers
         for name in model_names()
-        if spec(name).kind == "decoder" and has_experts(spec(name)) is experts and least <= total(name) < most
+        if spec(name).kind == "decoder" and spec(name).has_experts is experts and least <= total(name) < most
     ]
     return int(median_low(depths))
 

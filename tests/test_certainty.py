@@ -17,13 +17,13 @@ def memory() -> dict[str, list[certainty.Comparison]]:
 
 @pytest.mark.parametrize("language", certainty.PAGES)
 def test_counts_are_those_of_the_comparisons(language: str) -> None:
-    assert certainty.shown("counts", language) == certainty.counts_table(language).strip()
-    assert certainty.shown("presets", language) == certainty.presets_table(language).strip()
+    assert certainty.shown("counts", certainty.PAGES[language]) == certainty.counts_table(language).strip()
+    assert certainty.shown("presets", certainty.PAGES[language]) == certainty.presets_table(language).strip()
 
 
 @pytest.mark.parametrize("language", certainty.PAGES)
 def test_errors_of_memory_are_those_of_the_rows(language: str, memory: dict[str, list[certainty.Comparison]]) -> None:
-    assert certainty.shown("memory", language) == certainty.memory_table(language, memory).strip()
+    assert certainty.shown("memory", certainty.PAGES[language]) == certainty.memory_table(language, memory).strip()
 
 
 def test_the_worst_row_is_named(memory: dict[str, list[certainty.Comparison]]) -> None:

@@ -323,6 +323,10 @@ def groups(**which: bool) -> set[str]:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
     (lambda: llmcalc.fit("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
+    (lambda: llmcalc.plan("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
+    (lambda: llmcalc.serve("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
+    (lambda: llmcalc.cost("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
+    (lambda: llmcalc.serve("gpt2"), "--hardware: missing; expected the accelerator"),
     (lambda: llmcalc.memory("gpt2", batch_size=4), "batch_size: there is no such option; expected batch"),
     (
         lambda: llmcalc.memory("gpt2", enable_expert_parallel=True),

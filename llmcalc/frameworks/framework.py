@@ -121,7 +121,7 @@ def _empty_document_values(training_run: RunOnRanks) -> Mapping[str, Any]:
     return {}
 
 
-def _pytorch_stack(launched_run: Launch | None, is_compiled: bool, has_experts: bool) -> str:
+def _pytorch_stack(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
     """Returns the name of PyTorch's software stack, eager or compiled, as the default `Framework.stack`."""
     return "torch-compile" if is_compiled else "torch"
 
@@ -155,8 +155,8 @@ class Framework:
     replays_every_micro_batch: whether each micro-batch of a pipeline is replayed, however many; false by default.
     serves: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
-    stack: (launch file or None, whether torch.compile runs, whether the model has experts) → the name of the stack that
-        times its runs (`presets/timing/stacks.toml`).
+    stack: (launch file or None, whether torch.compile runs, whether ranks may exchange tokens of experts) → the name
+        of the stack that times its runs (`presets/timing/stacks.toml`).
     micro_batch_group: (pipeline ranks, micro-batches of a step) → micro-batches that pass a chunk before the turn
         of the next chunk in an interleaved schedule; None (default) for as many as ranks.
     overlapped_groups: launch file → groups whose messages its settings send beside products (`dp`, `weights`, `tp`,

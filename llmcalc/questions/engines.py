@@ -121,7 +121,12 @@ class EngineQuestion:
                 users, seq = (engine_flags[engine.field_of_option(option_name)] for option_name in ("--users", "--seq"))
                 del engine_flags[engine.field_of_option("--seq")]  # of each user; the engine's flag may be that of all
                 engine_flags = engine.flags_for_users(self.preset, engine_flags, users, seq)
-        return engine_flags | ({} if self.quantize is None else {"quantize": self.quantize})
+        scheme_name = self.quantize
+        if scheme_name is None and engine.reads_library_tags and engine.usual_scheme is None:
+            from .runs import scheme_of_tag
+
+            scheme_name = scheme_of_tag(self.preset)
+        return engine_flags | ({} if scheme_name is None else {"quantize": scheme_name})
 
 
 def engine_questions(

@@ -147,7 +147,8 @@ class TimeOptions:
     engine: Annotated[
         str | None,
         listed(
-            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
+            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm, or llama.cpp where "
+            "that is usual: GGUF files, Apple.",
             "What runs",
             example="vllm",
             metavar="NAME[==VERSION]",

@@ -13,7 +13,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
+from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -21,7 +21,6 @@ from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
-from ..studies.model_selection import has_experts
 from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
@@ -128,7 +127,7 @@ class RunQuestion(RunOptions):
                 (preset.stored_as or {}).get("quant_method") in INTEGER_METHODS
                 and settings.keeps_experts_in_16_bits
                 and not settings.lora_experts
-                and has_experts(preset.model)
+                and preset.model.has_experts
             ):  # GPTQ and AWQ store each expert as linear layers of 4 bits, unlike bitsandbytes
                 settings = settings.with_(quantized_experts=True)
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
@@ -148,6 +147,11 @@ class RunQuestion(RunOptions):
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
         return replace(cuda_runtime, is_tried=self.is_tried)
+
+
+def scheme_of_tag(preset: Preset) -> str | None:
+    """Returns the scheme of a tag of Ollama's library without a format; None for other names and published formats."""
+    return RunQuestion(preset=preset, settings=settings_of()).in_format_of_tag().settings.quantize
 
 
 INTEGER_METHODS = ("gptq", "awq")
@@ -585,13 +589,16 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
         if layout.devices is not None and settings.phase == "training":
             hardware = run.hardware
             tight_answers: list[DevicesFitAnswer] = []
+            run_on_devices, run_on_several = _runs_by_devices(run, global_batch)
 
             def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
-                fit_result = fit_devices(memory, hardware, layout, global_batch)
+                fit_result = fit_devices(memory, hardware, layout, global_batch, run_on_several)
                 tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
                 return fit_result
 
-            layout_answer = answer_of_fitting_run(run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits")
+            layout_answer = answer_of_fitting_run(
+                run_on_devices, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
+            )
             if layout_answer.fit.verdict != "fits":
                 layout_answer = next(iter(tight_answers), layout_answer)
             return ReportedAnswer(
@@ -639,6 +646,26 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             lambda: reports.serving_report(preset, serving_answer),
             serving_answer.best.fit.verdict != "no",
         )
+
+
+def _runs_by_devices(
+    run: RunQuestion, global_batch: int | None
+) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
+    """Returns a training run as `fit` counts it, and the run on several accelerators if those run another framework.
+
+    One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
+    of plans.
+    """
+    from ..frameworks.registry import framework_of
+
+    layout = run.layout
+    if layout.devices != 1 or layout.framework is not None or global_batch is not None:
+        return run, None
+    run_on_one = replace(run, layout=replace(layout, framework=framework_of(layout).name))
+    try:
+        return run_on_one, planned_run(replace(run, layout=replace(layout, devices=2)))
+    except InputError:  # several accelerators cannot train it
+        return run_on_one, None
 
 
 def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:

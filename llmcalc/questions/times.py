@@ -45,7 +45,7 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
         raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
     from ..timing.stack import stack_names
 
-    can_train = options.stack in stack_names("training")
+    can_train = (options.stack or "").partition("+")[0] in stack_names("training")
     framework = run.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
@@ -184,27 +184,37 @@ def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPla
 
 
 def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
-    """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
+    """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
+
+    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
+    """
     from ..studies.plan import ended_search_error, plan_of
     from .runs import answer_of_fitting_run
 
     hardware = run.hardware
     assert hardware is not None
-    layout_plan = answer_of_fitting_run(
-        run,
-        lambda run_memory, layout: plan_of(
-            run_memory,
-            hardware,
-            layout,
-            global_batch,
-            1,
-            order_name="time",
-            suggests_nearest="never",
-            time_settings=lambda framework_record: time_settings(run, framework_record, options),
-            tries_variants=False,
-        ),
-        lambda layout_plan: bool(layout_plan.plan.feasible),
-    )
+
+    def fastest(is_as_typed: bool) -> LayoutPlan:
+        return answer_of_fitting_run(
+            run,
+            lambda run_memory, layout: plan_of(
+                run_memory,
+                hardware,
+                layout,
+                global_batch,
+                1,
+                order_name="time",
+                suggests_nearest="never",
+                time_settings=lambda framework_record: time_settings(run, framework_record, options),
+                may_recompute=not is_as_typed,
+                tries_variants=run.layout.has_all_sizes and not is_as_typed,
+            ),
+            lambda layout_plan: bool(layout_plan.plan.feasible),
+        )
+
+    layout_plan = fastest(is_as_typed=run.layout.has_all_sizes)
+    if run.layout.has_all_sizes and not layout_plan.plan.feasible:
+        layout_plan = fastest(is_as_typed=False)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
@@ -295,16 +305,15 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
 
 def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
-    from ..studies.model_selection import has_experts
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
     launched_run = run.launch
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    software_stack = options.stack or framework_record.stack(
-        launched_run, bool(run.settings.compile), has_experts(run.preset.model)
-    )
+    has_known_layout = run.layout.has_all_sizes or run.layout.devices in (None, 1)
+    exchanges_tokens = run.preset.model.has_experts and not (has_known_layout and run.layout.ep in (None, 1))
+    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(
@@ -436,13 +445,19 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
 def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOptions) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
-    The engine of a tag of Ollama's library is Ollama, if neither an engine nor a stack is named.
+    A tag of Ollama's library has the library's scheme, unless a stack or an engine is named that does not read it.
     """
+    from ..frameworks.engines.registry import engine_and_version
+    from ..reports.notes import published_tag_notes
     from .usual_engines import usual_scheme_of
 
-    engine_name = options.engine.partition("==")[0] if _is_registered_engine(options.engine) else ""
-    if not (options.engine or options.stack) and is_library_tag(run.preset.target):
-        engine_name = LIBRARY_ENGINE
+    engine_record = engine_and_version(options.engine)[0] if _is_registered_engine(options.engine) else None
+    engine_name, target = "" if engine_record is None else engine_record.name, run.preset.target
+    if is_library_tag(target) and not options.stack:
+        if engine_record is not None and not engine_record.reads_library_tags:
+            is_typed = run.settings.quantize is not None
+            return run_memory, () if is_typed else tuple(published_tag_notes(run.preset, engine_record.title))
+        engine_name = LIBRARY_ENGINE if engine_record is not None or not options.engine else ""
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:
         return run_memory, ()

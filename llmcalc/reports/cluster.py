@@ -126,7 +126,8 @@ def report(
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
-    devices_text = plural(layout.world, "device") + (f": {layout_text(layout)}" if layout.world > 1 else "")
+    devices_text = plural(layout.world, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
+    devices_text += f": {layout_text(layout)}" if layout.world > 1 else ""
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world)

@@ -86,12 +86,29 @@ class DecodingLoad(NamedTuple):
             ),
         )
 
-    def note(self, model_quantities: ModelQuantities) -> str:
-        return (
-            f"TPOT: a token of {plural(self.users, 'user')} after {model_quantities.seq:,} tokens on 1 "
-            f"{self.hardware} under vLLM"
-            ", with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
-        )
+    def notes(self, compared_models: Sequence[Compared]) -> list[str]:
+        """Returns a note on the software that runs each model, and those on the formats of tags."""
+        models_by_software: dict[str, list[str]] = {}
+        format_notes: list[str] = []
+        for preset, model_quantities in compared_models:
+            if model_quantities.decoding is not None:
+                timed_run = model_quantities.decoding
+                models_by_software.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
+                format_notes += [f"{preset.target}: {note}" for note in timed_run.engine_notes]
+        software_texts = list(models_by_software)
+        if len(software_texts) > 1:  # the usual software of most models stands first
+            usual_software, *other_software = sorted(
+                models_by_software, key=lambda title: -len(models_by_software[title])
+            )
+            software_texts = [usual_software]
+            software_texts += [f"{title} ({', '.join(models_by_software[title])})" for title in other_software]
+        software_text = f" under {', '.join(software_texts)}" if software_texts else ""
+        return [
+            f"TPOT: a token of {plural(self.users, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "
+            f"{self.hardware}{software_text}, with its range (llmcalc time says how sure); tokens/s of the estimate; "
+            "– if weights and cache do not fit",
+            *format_notes,
+        ]
 
 
 def report(
@@ -298,7 +315,7 @@ def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingL
             )
     first_model = quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
-    notes += [decoding_load.note(first_model)] if decoding_load is not None else []
+    notes += decoding_load.notes(compared_models) if decoding_load is not None else []
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
@@ -428,7 +445,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
             else [f"{'shape, ' if decoding_load is not None else ''}KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
-    notes += [decoding_load.note(first_model)] if decoding_load is not None else []
+    notes += decoding_load.notes(compared_models) if decoding_load is not None else []
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 

@@ -12,7 +12,7 @@ from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase, float16_notes, large_step_notes, plural
+from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
 from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes
 from .serve import layout_text
 from .share import candidate_cell
@@ -66,7 +66,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         COLUMNS,
         table_rows,
         _subtitle_text(hardware, run_cost),
-        _cost_notes(hardware, run_cost),
+        [*_format_notes(preset, run_cost), *_cost_notes(hardware, run_cost)],
         _answer_text(run_cost),
         name="cost",
     )
@@ -154,6 +154,12 @@ def _step_description(run_cost: RunCost) -> str:
     return " (a micro-batch of each device)"
 
 
+def _format_notes(preset: Preset, run_cost: RunCost) -> list[str]:
+    """Returns a note on a tag of Ollama's library whose published weights are served."""
+    is_served_as_published = run_cost.server is not None and run_cost.server.quantize is None
+    return published_tag_notes(preset, run_cost.stack_title) if is_served_as_published else []
+
+
 def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     notes = []
     if run_cost.step_tokens and run_cost.step_sequences:
@@ -163,6 +169,8 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
         notes += unpriced_notes([] if time_model is None else time_model.unpriced)
+    if run_cost.added_options:
+        notes.insert(0, f"what is typed does not fit: the cost is with {run_cost.added_options}")
     if run_cost.assumed_options:
         notes.append(f"assumed: {' '.join(run_cost.assumed_options)}{_step_description(run_cost)}")
     cost_of_run = run_cost.cost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase
+from .notes import device_phrase, published_tag_notes, tag_format_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def fit_report(
     limit_flag = "" if user_limit is None else engine_use.engine.spelling(engine_use.engine.field_of_option("--users"))
     limit_text = limit_flag and f"with {limit_flag} {user_limit}, by --users"
     subtitle = "; ".join(
-        filter(None, (best_option.memory.heading, limit_text, _launch_subtitle(engine_use).removeprefix("; ")))
+        filter(None, (_format_remark(engine_use), limit_text, _launch_subtitle(engine_use).removeprefix("; ")))
     )
     table = Table(title, table_columns, table_rows, subtitle, notes, answer_text, name="options")
     tables = [table, *([_changes_table(engine_use)] if names_accelerator and engine_use.changes else [])]
@@ -225,12 +225,23 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
     device_text = (
         "of each device" if any(memory_term.device for memory_term in engine_use.memory.terms) else "of one device"
     )
+    format_remark = _format_remark(engine_use)
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
-        + (f"; {engine_use.memory.heading}" if engine_use.memory.heading else "")
+        + (f"; {format_remark}" if format_remark else "")
         + _launch_subtitle(engine_use)
     )
+
+
+def _format_remark(engine_use: EngineUse) -> str:
+    """Returns the engine's remark on the format of the weights, or that on a tag that states none; empty for none."""
+    preset, scheme_name = engine_use.preset, engine_use.flags.get("quantize")
+    if engine_use.memory.heading:
+        return engine_use.memory.heading
+    if scheme_name is None and not engine_use.engine.reads_library_tags:
+        return "".join(published_tag_notes(preset, engine_use.engine.title))
+    return "".join(tag_format_notes(preset, scheme_name))
 
 
 def _launch_subtitle(engine_use: EngineUse) -> str:

@@ -221,10 +221,12 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         if layout_count == 1
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
+    several_text = fit_answer.title_on_several and f", several under {fit_answer.title_on_several}"
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
-        f"fewest: halves and doubles of {layout_plan.devices:,} devices were tried"
+        f"fewest: halves and doubles of {plural(layout_plan.devices, 'device')} were tried"
+        f"{several_text if accelerator_fit.verdict == 'no' else ''}"
         f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
     if accelerator_fit.verdict == "no":
@@ -247,7 +249,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "changes": _changes_data(fit_answer.changes),
     }
     report_parts = _FitScreen(
-        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(layout_plan.devices, accelerator_fit.hardware.title)}",
+        f"{VERDICTS[accelerator_fit.verdict]} on "
+        f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
         f"{layout_text(best_layout.layout)}",
         table_rows,

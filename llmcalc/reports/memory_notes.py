@@ -12,7 +12,6 @@ from ..device_memory.static import MemoryUse
 from ..errors import InputError
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
-from ..studies.model_selection import has_experts
 from ..workload.execution import AttentionImplementation
 from .memory_data import execution_data, uncounted_tensors_note
 from .notes import binary_unit_note, plural, relative_error_text, tag_format_notes
@@ -139,7 +138,7 @@ def keeps_small_segments(run_memory: Memory) -> bool:
 def _experts_note(run_memory: Memory) -> str:
     """Returns a note on routed experts beside frozen weights of 4 or 8 bits; empty without them."""
     settings = run_memory.settings
-    if settings.base in (None, "none") or settings.quantized_experts or not has_experts(run_memory.spec):
+    if settings.base in (None, "none") or settings.quantized_experts or not run_memory.spec.has_experts:
         return ""
     if not settings.keeps_experts_in_16_bits:
         return (

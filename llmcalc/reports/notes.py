@@ -130,6 +130,16 @@ def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     return [remark] if scheme_name == library_scheme else []
 
 
+def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
+    """Returns a note if software is asked about a tag of Ollama's library, whose files it does not read.
+
+    software_title: the software, which loads the published weights.
+    """
+    if preset.quantization_config is not None or not is_library_tag(preset.target):
+        return []
+    return [f"weights as published: {software_title} reads no tag of Ollama's library (--engine {LIBRARY_ENGINE} does)"]
+
+
 def float16_notes(hardware: Hardware, dtype: str = "bf16") -> list[str]:
     """Returns a note on products that are timed in float16 in place of bfloat16. dtype: the format of the products."""
     if dtype != "bf16" or not hardware.lacks_bfloat16:

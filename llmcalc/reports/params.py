@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_params_of, total_params_of
+from ..errors import InputError
 from ..flow.tree import Node, Place
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
@@ -176,6 +177,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
         if rank_share is None
         else _rank_notes(preset, parameter_count, rank_share)
     )
+    notes[:0] = _unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
             f"not counted: {option_name}, {units.count(parameters)} ({units.exact(parameters)}); "
@@ -200,6 +202,19 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
             "checkpoint"
         )
     return without_repetitions(notes)
+
+
+def _unread_format_notes(preset: Preset) -> list[str]:
+    """Returns a note if a config describes its stored weights in a way that is not read, which memory refuses."""
+    from ..costs.quantization.base import WITHOUT
+    from ..costs.quantization.config import scheme_of_config
+
+    try:
+        scheme_of_config(preset.config)
+    except InputError as error:
+        problem = str(error).replace(f" ({WITHOUT})", "")
+        return [f"{problem.removesuffix('.')}; parameters are counted as without it"]
+    return []
 
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare) -> list[str]:

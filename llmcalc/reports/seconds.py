@@ -12,6 +12,7 @@ from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from ..studies.timed_run import BOUNDS, TimedNode, TimedRun
 from ..timing.device import UNKNOWN_NIC, Device
+from ..timing.stack import find_stack
 from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import TimeStack
@@ -220,17 +221,23 @@ def other_exchange_notes(
     """
     if not time_stack.exchange_stack:
         return []
-    sends_copies = time_stack.sends_copies
-    other_seconds = seconds_on(time_stack.model_copy(update={"sends_copies": not sends_copies}))
+    other_stack = find_stack(time_stack.exchange_stack)
+    exchange = {name: getattr(other_stack, name) for name in ("gathers_tokens", "sends_copies")}
+    other_seconds = seconds_on(time_stack.model_copy(update=exchange))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
         return []
-    exchange, other_exchange = "those of DeepEP", "NCCL's all-to-all"
-    if sends_copies:
-        exchange, other_exchange = other_exchange, "DeepEP"
+    exchange_text, other_exchange = _exchange_text(time_stack), _exchange_text(other_stack).removeprefix("those of ")
     return [
-        f"exchanges of experts' tokens are {exchange}; by {other_exchange} {subject}{duration_text(other_seconds)} "
-        f"(--stack {time_stack.exchange_stack})"
+        f"exchanges of experts' tokens are {exchange_text}; by {other_exchange} {subject}"
+        f"{duration_text(other_seconds)} (--stack {time_stack.exchange_stack})"
     ]
+
+
+def _exchange_text(time_stack: TimeStack) -> str:
+    """Returns the name of the messages by which experts get their tokens."""
+    if time_stack.gathers_tokens:
+        return "all-gathers of all tokens"
+    return "NCCL's all-to-all" if time_stack.sends_copies else "those of DeepEP"
 
 
 def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) -> list[str]:

@@ -15,7 +15,7 @@ from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
-from .notes import device_phrase, plural, too_long_notes, warnings_of_notes
+from .notes import device_phrase, plural, published_tag_notes, too_long_notes, warnings_of_notes
 from .seconds import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 from .summary import model_data
 
@@ -109,6 +109,8 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
             f"{variable_name}=1"
         )
     notes = [*warnings, *_serve_notes(serve_study, servers)]
+    if any(weight_format is None for weight_format, _ in serve_study.runs):
+        notes[:0] = published_tag_notes(preset, serve_study.engine.title)
     title = f"{preset.display}, {load_text(serve_study)}"
     table_rows = _server_rows(serve_study, servers)
     table_columns = list(SERVER_COLUMNS)
@@ -175,7 +177,8 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
 
 def _subtitle_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
-    ttft_text = "TTFT of nine of ten" if serve_study.trace is not None else "likely TTFT of a burst"
+    ttft_text = "likely TTFT of a burst" if latency_limits.rate is None else "likely TTFT of spread arrivals"
+    ttft_text = ttft_text if serve_study.trace is None else "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = serve_study.requests.cached

@@ -67,20 +67,26 @@ def commit_of_repository(hub_id: str) -> str:
 
 
 def _config_path(repository: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config, and fetches the files beside it with a new config."""
+    """Returns the path of a repository's config, and fetches the files beside it of which the cache knows nothing.
+
+    A config that another program has cached is complete without the hub; a new one is not.
+    """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     from .huggingface.config_file import files_beside
 
-    is_not_cached = not isinstance(
-        huggingface_hub.try_to_load_from_cache(repository, "config.json", revision=revision), str
-    )
+    def cached_path(file_name: str) -> Any:
+        return huggingface_hub.try_to_load_from_cache(repository, file_name, revision=revision)
+
+    is_cached = isinstance(cached_path("config.json"), str)
     path = _download(repository, "config.json", revision, LARGEST_CONFIG)
-    if is_not_cached:
-        for file_name in files_beside(path):
-            with suppress(EntryNotFoundError):
-                _download(repository, file_name, revision, LARGEST_CONFIG)
+    for file_name in files_beside(path):
+        if cached_path(file_name) is not None:  # it is there, or known not to exist
+            continue
+        unreachable_errors = (UnreachableHub,) if is_cached else ()
+        with suppress(*unreachable_errors), _hub_errors(repository, file_name), suppress(EntryNotFoundError):
+            _download(repository, file_name, revision, LARGEST_CONFIG)
     return path
 
 
@@ -128,14 +134,17 @@ def _download(repository: str, file_name: str, revision: str | None, byte_limit:
     import inspect
 
     import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
 
     cached_path = huggingface_hub.try_to_load_from_cache(repository, file_name, revision=revision)
     download_options: dict[str, Any] = {}
     if not isinstance(cached_path, str):
         # One attempt: without this a download retries an unreachable hub for half a minute.
-        file_bytes = huggingface_hub.get_hf_file_metadata(
-            huggingface_hub.hf_hub_url(repository, file_name, revision=revision), timeout=REQUEST_SECONDS
-        ).size
+        file_bytes = None
+        with suppress(EntryNotFoundError):  # raised again by the download, which remembers that the file is missing
+            file_bytes = huggingface_hub.get_hf_file_metadata(
+                huggingface_hub.hf_hub_url(repository, file_name, revision=revision), timeout=REQUEST_SECONDS
+            ).size
         if file_bytes is not None and file_bytes > byte_limit:
             raise _LimitExceeded(f"{file_name} has {file_bytes:,} bytes; expected at most {byte_limit:,}")
         if "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters:

@@ -326,7 +326,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 and not (_has_whole_groups(preset) and _has_usual_groups(checkpoint_name, preset, quantization_scheme))
             ):
                 quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
-            if quantization_scheme == "mxfp4" and not _has_experts(preset):
+            if quantization_scheme == "mxfp4" and not preset.model.has_experts:  # amd's cards: "MXFP4 MoE weights"
                 quantization_scheme = "mxfp4-linear"
             if quantization_scheme in ("f16", "fp16", "bf16"):  # experts that are published in MXFP4 stay so
                 return preset, "none" if (preset.quantization_config or {}).get("quant_method") != "mxfp4" else ""
@@ -349,15 +349,6 @@ def _has_whole_groups(preset: Preset) -> bool:
             parts = field_value if isinstance(field_value, list) else [field_value]
             networks.extend(part for part in parts if isinstance(part, dict))
     return True
-
-
-def _has_experts(preset: Preset) -> bool:
-    """Whether a layer has experts, which alone most checkpoints `-MXFP4` convert (amd's cards: "MXFP4 MoE weights")."""
-    return any(
-        getattr(layer.feed_forward, "type", "") == "moe"
-        for _, stack in preset.model.stacks()
-        for layer in stack.layers_by_kind().values()
-    )
 
 
 def publisher_of(checkpoint_name: str, preset_name: str) -> str:

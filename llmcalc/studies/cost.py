@@ -104,6 +104,7 @@ class RunCost:
     plan: the plan whose first layout trains; None for others.
     server, load_point: what serves the requests; None for training.
     assumed_options: options that were not given, with their values.
+    added_options: options that a typed layout needs to fit, which the cost has; empty for none.
     is_pretraining: whether all weights of a model that gives tokens are trained, which has usual steps (`step_size`).
     """
 
@@ -121,4 +122,5 @@ class RunCost:
     server: Server | None = None
     load_point: LoadPoint | None = None
     assumed_options: tuple[str, ...] = ()
+    added_options: str = ""
     is_pretraining: bool = False

@@ -21,7 +21,6 @@ from ..parallel.layout import Layout
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
 from .decoding import LLAMA_CPP_STACK, runs_llama_cpp, time_decoded_token, usual_stack
-from .model_selection import has_experts
 from .timed_run import TimedRun
 
 MOST_BATCH = 2**20
@@ -493,7 +492,7 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
         costly_changes += [adapters, *([{**adapters, "base": "nf4"}] if hardware.stores_nf4 else [])]
     elif run_settings.base is None and hardware.stores_nf4:
         costly_changes.append({"base": "nf4"})
-    elif run_settings.keeps_experts_in_16_bits and has_experts(model_memory.spec):
+    elif run_settings.keeps_experts_in_16_bits and model_memory.spec.has_experts:
         costly_changes.append({"quantized_experts": True})
     return cheap_changes, costly_changes
 

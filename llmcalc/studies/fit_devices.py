@@ -50,6 +50,7 @@ class DevicesFitAnswer:
     seq: largest sequence length that fits with the best layout; 0 if none does.
     changes: changes that make it fit; empty if the run fits with the estimated fragmentation.
     ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
+    title_on_several: the framework of more accelerators, if it is another one; else empty.
     """
 
     planned: LayoutPlan
@@ -61,6 +62,7 @@ class DevicesFitAnswer:
     seq: int
     changes: tuple[SettingChange, ...]
     ended_early: bool = False
+    title_on_several: str = ""
 
     @property
     def memory(self) -> Memory:
@@ -68,22 +70,31 @@ class DevicesFitAnswer:
 
 
 def fit_devices(
-    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest, global_batch: int | None
+    model_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    global_batch: int | None,
+    run_on_several: tuple[Memory, LayoutRequest] | None = None,
 ) -> DevicesFitAnswer:
     """Returns whether training fits on `layout_request.devices` accelerators with the request's framework.
 
+    run_on_several: the run and the request with the framework for several accelerators; None for the same.
     global_batch: sequences per step; None for one micro-batch per accelerator, or, if all sizes of the layout are
         typed, for as many micro-batches as `llmcalc memory` assumes.
     Raises `InputError` where no layout can be tried at all.
     """
     assert layout_request.devices is not None
-    devices_question = DevicesQuestion(
-        LayoutEstimates(model_memory, framework(layout_request.framework or WITHOUT_A_NAME)),
-        hardware,
-        layout_request,
-        global_batch,
-        search_budget(),
-    )
+    budget = search_budget()
+
+    def question_of(run_memory: Memory, framework_request: LayoutRequest) -> DevicesQuestion:
+        framework_record = framework(framework_request.framework or WITHOUT_A_NAME)
+        return DevicesQuestion(
+            LayoutEstimates(run_memory, framework_record), hardware, framework_request, global_batch, budget
+        )
+
+    devices_question = question_of(model_memory, layout_request)
+    if run_on_several is not None:
+        devices_question = replace(devices_question, on_several=question_of(*run_on_several))
     layout_plan = devices_question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
@@ -126,6 +137,7 @@ def fit_devices(
         seq,
         setting_changes,
         devices_question.budget.is_spent(),
+        "" if devices_question.on_several is None else devices_question.on_several.estimates.framework.title,
     )
 
 
@@ -134,6 +146,7 @@ class DevicesQuestion:
     """The run, the accelerator and the parallelism options of a search.
 
     global_batch: as in `fit_devices`. budget: the work of the search for all numbers of accelerators.
+    on_several: the question about several accelerators, of which another framework is usual; default this one.
     """
 
     estimates: LayoutEstimates
@@ -141,6 +154,7 @@ class DevicesQuestion:
     layout_request: LayoutRequest
     global_batch: int | None
     budget: WorkBudget
+    on_several: DevicesQuestion | None = None
 
     def plan_devices(
         self,
@@ -221,7 +235,7 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
             return devices, fitting_variant
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = devices_question.best_fitting_layout(devices)
+        layout_that_fits = (devices_question.on_several or devices_question).best_fitting_layout(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None

@@ -53,7 +53,7 @@ class ModelFilter:
         return (
             self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
-            and self.moe in (None, has_experts(spec))
+            and self.moe in (None, spec.has_experts)
             and (self.least is None or parameters >= self.least)
             and (self.most is None or parameters <= self.most)
         )
@@ -113,13 +113,3 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
         if getattr(mixer, "sliding_window", None) is not None:
             attention_names.add("sliding")
     return frozenset(attention_names)
-
-
-def has_experts(spec: ModelSpec) -> bool:
-    """Whether any layer has a mixture of experts."""
-    from ..components.base import Network
-    from .distinct_layers import distinct_blocks
-
-    return any(
-        isinstance(block.feed_forward, Network) and block.feed_forward.mixture for block in distinct_blocks(spec)
-    )

@@ -28,7 +28,6 @@ from ..simulator.effort import EFFORT, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
-from .model_selection import has_experts
 from .run_time import TimeSettings, TrainingTimes
 from .step_size import default_batch, is_pretraining, usual_batch
 
@@ -433,7 +432,7 @@ def _layout_times(
     if order_name == "memory":
         return None, ""
     run_settings = (
-        TimeSettings(framework_record.stack(None, False, has_experts(model_memory.spec)), loss=framework_record.loss)
+        TimeSettings(framework_record.stack(None, False, model_memory.spec.has_experts), loss=framework_record.loss)
         if time_settings is None
         else time_settings(framework_record)
     )

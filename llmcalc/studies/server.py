@@ -43,11 +43,13 @@ class LatencyLimits:
     def violated_limits(self, load_latencies: LoadLatencies) -> str:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
 
-        A first token is compared where all requests arrive at once, as those of a benchmark and of a burst of users do.
+        A first token is compared where all requests arrive at once, as those of a benchmark and of a burst of users do;
+        at a rate, which says how they arrive, where arrivals are spread.
         """
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and load_latencies.ttft_of_burst > self.ttft:
+        ttft = load_latencies.ttft_of_burst if self.rate is None else load_latencies.ttft
+        if self.ttft is not None and ttft > self.ttft:
             return "TTFT above --ttft"
         return ""
 

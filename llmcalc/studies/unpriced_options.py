@@ -28,8 +28,14 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     setting_names = list(UNPRICED_SETTINGS)
     if not stack.fused:  # others' kernels are fused already
         setting_names.append("compile")
-    if settings.cross_entropy not in stack.loss_bytes and not (stack.fused and settings.cross_entropy == "fused"):
+    own_losses = {"fused"} if stack.fused else {"eager"}
+    if settings.compile:  # which fuses the eager loss, and eager norms
+        own_losses.add("eager")
+    if settings.cross_entropy not in own_losses.union(stack.loss_bytes):
         setting_names.append("cross_entropy")
+    has_eager_norms = not stack.fused and stack.passes.get("norm", 1.0) > 1
+    if settings.norm == "eager" and not (has_eager_norms or settings.compile):
+        setting_names.append("norm")
     if settings.moe not in (None, "dropless", "capacity:1"):
         setting_names.append("moe")
     if settings.optimizer_impl in ("foreach", "loop") and not is_stepwise_adamw(memory):
@@ -44,5 +50,5 @@ def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
     return [
         option(setting_name) if setting_value is True else f"{option(setting_name)} {setting_value}"
         for setting_name, setting_value in changed_settings
-        if setting_value and setting_value != "eager"
+        if setting_value
     ] + optimizer_work

@@ -7,7 +7,7 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import TimeStack, time_stacks
+from .timing_constants import TimeStack, combined_stack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -19,22 +19,24 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
-    """Returns a time stack by name. phase: the required phase, `training` or `inference`; default either.
+    """Returns a time stack by name, or by names with `+` between.
+
+    phase: the required phase, `training` or `inference`; default either.
 
     Raises `InputError` for an unknown name, and for a stack of another phase.
     """
     known_stacks = stack_names(phase)
-    if stack_name not in known_stacks:
-        if stack_name in time_stacks():
+    time_stack = combined_stack(stack_name)
+    if time_stack is None or phase not in ("", time_stack.phase):
+        if time_stack is not None:
             raise InputError(
-                f"--stack {stack_name}: is for {time_stacks()[stack_name].phase}; "
-                f"expected one of {', '.join(known_stacks)}"
+                f"--stack {stack_name}: is for {time_stack.phase}; expected one of {', '.join(known_stacks)}"
             )
         raise InputError(
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
             f"{suggest(stack_name, known_stacks)}"
         )
-    return time_stacks()[stack_name]
+    return time_stack
 
 
 @frozen

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import comb, inf, prod
 from statistics import NormalDist
 from typing import TypeAlias
 
 from ..algebra import Number, are_equal, choose, exact_div, is_zero, log2, maximum, minimum
 from ..frozen import frozen
-from ..parallel.placements import Collective
+from ..parallel.placements import Collective, CollectiveKind
 from ..workload.rows import ONE_GROUP, ExpertGroups
 from .device import Device
 from .kernels import STATE_BITS, Kernel, LayerMessage, RankPass, RankWork
@@ -172,8 +173,12 @@ def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
-    captured_paths = [path for module_name in captured_modules for path in GRAPH_MODULES[module_name]]
-    return path_in_layer == "add." or any(path_in_layer.startswith(f"{path}.") for path in captured_paths)
+    return path_in_layer == "add." or path_in_layer.startswith(_captured_prefixes(tuple(captured_modules)))
+
+
+@cache
+def _captured_prefixes(captured_modules: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{path}." for module_name in captured_modules for path in GRAPH_MODULES[module_name])
 
 
 @dataclass
@@ -346,7 +351,7 @@ class TimeEstimator:
             timed_operations.append(
                 TimedOperation(
                     message.node,
-                    message.kind,
+                    self._collective_kind(layer_message),
                     layer,
                     message_count,
                     message.backward,
@@ -730,6 +735,14 @@ class TimeEstimator:
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
 
+    def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
+        """Returns the kind of a message; training that gathers tokens all-gathers them and reduce-scatters the sums."""
+        message = layer_message.collective
+        is_exchange = message.group == "ep" and message.kind == "all_to_all"
+        if not (is_exchange and self.is_training and self.stack.gathers_tokens):
+            return message.kind
+        return "all_gather" if layer_message.is_dispatch != message.backward else "reduce_scatter"
+
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
         message = layer_message.collective
@@ -742,9 +755,10 @@ class TimeEstimator:
             return device.message_seconds(
                 message.kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
             )
-        if message.group == "ep" and self.is_training and self.stack.gathers_tokens:
+        collective_kind = self._collective_kind(layer_message)
+        if message.group == "ep" and collective_kind != "all_to_all":
             gathered_bytes = message_bytes * message.ranks / layer_message.copies
-            return exposed_share * device.message_seconds("all_gather", message.ranks, gathered_bytes)
+            return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
         if message.group == "ep":
             return exposed_share * device.message_seconds(
                 message.kind, message.ranks, message_bytes * self._exchanged_share(layer_message)

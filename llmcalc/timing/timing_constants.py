@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -130,6 +130,7 @@ class TimeStack(Record):
     title: its name on screens.
     phase: whether it trains or runs inference.
     server: whether it is a server.
+    combines: whether another stack can have its own figures too (`combined_stack`).
     versions: versions of the software that the figures hold for.
     rows, sets: number of measured rows that the figures were tested on, and of their sources.
     source: where the figures come from.
@@ -139,6 +140,7 @@ class TimeStack(Record):
     title: str
     phase: Literal["training", "inference"]
     like: str = ""
+    combines: bool = False
     server: bool = False
     vendors: tuple[str, ...] = ()
     fused: bool = True
@@ -276,3 +278,41 @@ def time_stacks() -> dict[str, TimeStack]:
     """Returns the constants of every software stack by its name, as `--stack` takes it."""
     tables_by_name = _read_tables("stacks.toml")
     return {stack_name: TimeStack(**_with_base_table(tables_by_name, stack_name)) for stack_name in tables_by_name}
+
+
+DESCRIPTION = IDENTITY | {"title", "phase", "combines", "exchange_stack", "versions", "rows", "sets", "source"}
+"""Fields of a stack that are no figures."""
+
+
+MOST_SETTINGS = 3
+"""Most settings in a combined name of a stack."""
+
+
+@lru_cache(maxsize=64)
+def combined_stack(stack_name: str) -> TimeStack | None:
+    """Returns the stack of a combined name, `STACK+SETTING`: a stack with the own figures of others that combine.
+
+    None where a name is unknown, or one after the first does not combine with others or is of another phase. As many
+    rows as of the least tested of them are tested.
+    """
+    first_name, *setting_names = stack_name.split("+")
+    stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
+    combined = stacks.get(first_name) if len(setting_names) <= MOST_SETTINGS else None
+    for setting_name in setting_names:
+        setting = stacks.get(setting_name)
+        if combined is None or setting is None or not setting.combines or setting.phase != combined.phase:
+            return None
+        figures = {name: figure for name, figure in tables_by_name[setting_name].items() if name not in DESCRIPTION}
+        least_tested = min(combined, setting, key=lambda time_stack: time_stack.rows)
+        states_exchange = not figures.keys().isdisjoint(("sends_copies", "gathers_tokens"))
+        description = {
+            "name": f"{combined.name}+{setting_name}",
+            "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
+            "exchange_stack": f"{combined.name}+{setting.exchange_stack}"
+            if states_exchange
+            else f"{combined.exchange_stack}+{setting_name}",
+            "rows": least_tested.rows,
+            "sets": least_tested.sets,
+        }
+        combined = TimeStack(**{**combined.model_dump(), **figures, **description})
+    return combined

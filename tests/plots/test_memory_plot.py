@@ -27,6 +27,15 @@ def test_every_format_is_written(run: Any, tmp_path: Path, suffix: str) -> None:
     assert file.read_bytes().startswith(HEADS[suffix])
 
 
+def test_the_picture_of_a_tag_without_a_format_has_the_format_of_ollamas_library(run: Any, tmp_path: Path) -> None:
+    headings = []
+    for model in (("qwen3:0.6b",), ("qwen3-0.6b", "--quantize", "q4_k_m")):
+        file = tmp_path / f"{len(headings)}.svg"
+        run("plot", "memory", *model, "--seq", "64", "-o", str(file))
+        headings += re.findall(r">([^<]*GiB in inference[^<]*)<", file.read_text()) or [file.read_text()[-3000:]]
+    assert headings[0] == headings[1]
+
+
 def test_the_picture_says_what_the_answer_says() -> None:
     found = llmcalc.memory(SMALL, "training", seq=64)
     text = figure_bytes(picture("A model", found), "svg").decode()

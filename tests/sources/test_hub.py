@@ -164,6 +164,24 @@ def test_a_config_of_modelopt_comes_with_its_quantization(hub: Hub, tmp_path: Pa
     assert weights[0] - weights[1] > 2 * (4 * 32 * 32 + 3 * 32 * 48) - 1024
 
 
+def test_files_beside_a_config_that_another_program_cached_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    """transformers caches the `config.json` alone; what the hub does not have is asked for once."""
+    memory = ("memory", "org/narrow", "--seq", "8", "--format", "json")
+    first = llmcalc(hub, tmp_path, *memory)
+    for path in tmp_path.rglob("hf_quant_config.json"):
+        path.unlink()
+    offline = llmcalc(hub, tmp_path, *memory, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert offline.stdout != first.stdout
+    assert llmcalc(hub, tmp_path, *memory).stdout == first.stdout
+    asked = []
+    for _ in range(2):
+        assert llmcalc(hub, tmp_path, "params", "org/tiny").returncode == 0
+        asked.append([path for _, path, _ in hub.asked if path.endswith("/org/tiny/resolve/main/hf_quant_config.json")])
+    assert asked[0]
+    assert asked[0] == asked[1]
+
+
 def test_a_revision(hub: Hub, tmp_path: Path) -> None:
     assert llmcalc(hub, tmp_path, "params", "org/tiny@v1.0").returncode == 0
     assert any("/v1.0/" in path for _, path, _ in hub.asked)

@@ -32,7 +32,7 @@ from llmcalc.simulator.tensor import BOOL, Tensor
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import stack_shape
 from llmcalc.studies.literature import kaplan_range
-from llmcalc.studies.model_selection import attention_kinds, has_experts
+from llmcalc.studies.model_selection import attention_kinds
 from llmcalc.symbolic.activations import ActivationFormulas
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Formula, Formulas, FormulaSetting, RecomputeChoice, TrainingSetting
@@ -463,7 +463,7 @@ def dense_decoders() -> dict[str, ModelSpec]:
     return {
         name: spec
         for name, spec in specs.items()
-        if spec.kind == "decoder" and not has_experts(spec) and attention_kinds(spec) <= heads
+        if spec.kind == "decoder" and not spec.has_experts and attention_kinds(spec) <= heads
     }
 
 

@@ -233,3 +233,14 @@ def test_models_without_a_token_on_the_accelerator_have_no_time() -> None:
 def test_users_without_an_accelerator_are_refused() -> None:
     with pytest.raises(InputError, match="--users: is of the time of a token; expected --hardware too"):
         llmcalc.compare("gpt2", users=2)
+
+
+def test_the_software_that_times_tokens_is_named_for_each_model() -> None:
+    """On Apple's chips it is llama.cpp, and for a tag of Ollama's library everywhere."""
+    assert "1 M3 Max under llama.cpp, with" in " ".join(
+        run("qwen3-8b", "llama3-8b", "--hardware", "m3-max", "--notes").split()
+    )
+    words = ("qwen3:8b", "qwen3-8b", "llama3-8b", "--hardware", "h100")
+    text = " ".join(run(*words, "--notes").split())
+    assert "1 H100 SXM under vLLM, llama.cpp (qwen3:8b), with" in text
+    assert "qwen3:8b: weights in q4_k_m, as most tags without a format have" in text

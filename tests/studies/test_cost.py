@@ -218,3 +218,17 @@ def test_a_run_of_less_than_a_day_is_told_in_hours_or_less(run: Any) -> None:
     assert "1.00 B tokens: 7.97 min, money 2.12" in run(*words, "1B").out
     assert "20.00 B tokens: 2.65 h, money 42.4" in run(*words, "20B").out
     assert "1.00 T tokens: 5.52 days, money 2,120" in run(*words, "1T").out
+
+
+def test_a_typed_layout_costs_what_it_takes_as_typed_where_it_fits(run: Any) -> None:
+    """Where it does not, `cost` has the fastest change that makes it fit, as `plan` lists it, and names it."""
+    layout = ("--hardware", "h100", "--devices", "8", "--tp", "2", "--dp", "4", "--zero", "1", "--format", "json")
+    for batch, is_added in (("1", False), ("2", True)):
+        words = ("llama3-8b", *layout, "--seq", "8k" if is_added else "4k", "--batch", batch, "--global-batch", "8")
+        cost = run("cost", *words, "--tokens", "1B").document
+        planned = run("plan", *words, "--phase", "training").document["feasible"][0]
+        timed = run("time", *words, "--phase", "training").document
+        step = cost["step"]["estimate"]
+        assert step == pytest.approx((planned if is_added else timed)["seconds"]["estimate"], rel=1e-6)
+        note = "what is typed does not fit: the cost is with --tp 2 --dp 4 --sequence-parallel --zero 1"
+        assert (note in cost["notes"]) is is_added

@@ -365,3 +365,22 @@ def test_fit_names_the_order_whose_first_layout_it_shows(run: Any) -> None:
         assert note.endswith(f"layouts in the order of {order}")
         command = ("plan", *words[:-2], *order.split()[1:], *options, "--rows", "1", "--format", "json")
         assert run(*command).document["feasible"][0]["device_bytes"] == document["device_bytes"]
+
+
+def test_fit_on_one_device_counts_the_framework_of_memory(run: Any) -> None:
+    """Without a framework one accelerator runs torch; several run the usual framework of plans, which a note names."""
+    words = ("smollm2-135m", "--phase", "training", "--hardware", "4GiB")
+    asked = {
+        command: run(command, *words, "--devices", "1", "--format", "json").document_with(1)
+        for command in ("fit", "memory")
+    }
+    assert asked["fit"]["framework"] == "torch"
+    required = run("memory", *words, "--format", "json").document_with(1)["memory"]["device_bytes"]
+    assert asked["fit"]["device_bytes"] == asked["memory"]["memory"]["device_bytes"] == required
+    assert asked["fit"]["needed_devices"] == 2
+    several = run("fit", *words, "--devices", "2", "--format", "json").document
+    assert several["framework"] == "megatron"
+    screen = " ".join(run("fit", *words, "--devices", "1").out.split())
+    assert "it does not fit on 1 × 4GiB under torch" in screen
+    assert "1 device were tried, several under Megatron-Core" in screen
+    assert "1 device under torch" in " ".join(run("memory", *words, "--devices", "1").out.split())

@@ -792,6 +792,23 @@ def test_what_is_timed_as_without_an_option_is_said(run: Any) -> None:
     assert note in answer(run, "cost", *words, "--tokens", "1B")["notes"]
 
 
+def test_eager_norms_and_losses_on_fused_software_are_said_to_be_timed_as_fused(run: Any) -> None:
+    """torch.compile fuses both; nanotron's own norm is one kernel (nanotron/nn/layer_norm.py)."""
+    for stack, option, is_named in (
+        ("megatron", "--norm", True),
+        ("nanotron", "--norm", True),
+        ("torch", "--norm", False),
+        ("fsdp2-liger", "--cross-entropy", True),
+        ("megatron", "--cross-entropy", False),  # which it prices
+        ("torch", "--cross-entropy", False),
+    ):
+        _, notes = update_of(run, "--stack", stack, option, "eager")
+        note = f"timed as without {option} eager: what that changes is not estimated"
+        assert (note in notes) is is_named, (stack, option)
+    _, notes = update_of(run, "--compile", "--norm", "eager", "--cross-entropy", "eager")
+    assert not any("timed as without" in note for note in notes)
+
+
 def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:
     for words in (
         ("--devices", "8", "--fsdp", "8", "--compile"),

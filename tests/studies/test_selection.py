@@ -10,7 +10,7 @@ import pytest
 
 from llmcalc.questions import listings
 from llmcalc.sources.presets import load_preset, model_names
-from llmcalc.studies.model_selection import ModelFilter, attention_kinds, has_experts
+from llmcalc.studies.model_selection import ModelFilter, attention_kinds
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from llmcalc.studies.model_selection import ModelFilter, attention_kinds, has_ex
 def test_what_a_model_is(name: str, kinds: set[str], experts: bool) -> None:
     spec = load_preset(name).model
     assert attention_kinds(spec) == kinds
-    assert has_experts(spec) is experts
+    assert spec.has_experts is experts
 
 
 def listed(run: Any, *options: str) -> list[dict[str, str]]:

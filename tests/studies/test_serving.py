@@ -185,6 +185,8 @@ def test_the_first_token_of_a_burst_is_what_a_limit_is_compared_with() -> None:
     assert LatencyLimits(ttft=0.5).violated_limits(load) == ""
     assert LatencyLimits(ttft=0.3).violated_limits(load) == "TTFT above --ttft"
     assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"
+    assert LatencyLimits(ttft=0.3, rate=2.0).violated_limits(load) == ""  # a rate says how requests arrive
+    assert LatencyLimits(ttft=0.09, rate=2.0).violated_limits(load) == "TTFT above --ttft"
 
 
 def test_drafted_tokens_are_what_was_never_tested(run: Any) -> None:

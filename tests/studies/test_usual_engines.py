@@ -100,6 +100,29 @@ def test_a_tag_without_a_format_has_the_format_of_ollamas_library() -> None:
     assert training["memory"]["by_kind"]["weights"] == 16_381_470_720
 
 
+def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they_do_not() -> None:
+    """Whoever names a tag has Ollama's file of it, which llama.cpp reads too; vLLM loads the published weights."""
+    for question in ("memory", "time"):
+        of_tag, of_scheme = (
+            json.loads(
+                command(question, *model, "--engine", "llama.cpp", "--hardware", "rtx-4090", "--format", "json").out
+            )
+            for model in (("qwen3:8b",), ("qwen3-8b", "--quantize", "q4_k_m"))
+        )
+        assert of_tag.get("terms") == of_scheme.get("terms")
+        assert of_tag.get("seconds") == of_scheme.get("seconds")
+    remark = "weights as published: vLLM reads no tag of Ollama's library (--engine ollama does)"
+    for words in (
+        "memory qwen3:8b --engine vllm --hardware h100",
+        "time qwen3:8b --engine vllm --hardware h100 --notes",
+        "serve qwen3:8b --hardware h100 --input 1000 --output 100",
+        "cost qwen3:8b --hardware h100 --input 1000 --output 100 --requests 1M",
+    ):
+        assert remark in " ".join(command(*words.split()).out.split()), words
+    quantized = command(*["memory", "qwen3:8b", "--engine", "vllm", "--hardware", "h100", "--quantize", "fp8"]).out
+    assert "reads no tag" not in " ".join(quantized.split())
+
+
 def test_memory_says_that_fit_counts_the_buffers_of_llama_cpp() -> None:
     screen = command("memory", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "2k").out
     assert "kernels of torch; llmcalc fit, and --engine llama.cpp, count llama.cpp's buffers" in " ".join(

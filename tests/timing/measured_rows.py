@@ -19,7 +19,8 @@ import llmcalc
 from llmcalc.accelerator import Hardware
 from llmcalc.costs.params import params
 from llmcalc.frameworks.engines.engine import Engine, EngineVersion
-from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.engines.registry import engine, engine_and_version
+from llmcalc.frameworks.engines.versions import parse_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware, read_hardware
@@ -262,22 +263,15 @@ def _stack(software: str, tokens: int = 0) -> TimeStack:
     """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
     software, _, version = software.partition("==")
     name = STACKS.get(software, software)
-    if name == "vllm" and version and _before(version, (0, 8)):
-        name = "vllm-eager" if tokens > EAGER_FROM and not _before(version, (0, 7)) else "vllm-2024"
-    elif name == "vllm" and version and _before(version, (0, 14)):
-        name = "vllm-2025"
-    elif name == "sglang" and _before(version or "0", (0, 5, 14)):
-        name = "sglang-2025" if _before(version or "0", (0, 5, 10)) else "sglang-0510"
+    if name == "vllm" and version and tokens > EAGER_FROM and (0, 7) <= parse_version(version) < (0, 8):
+        name = "vllm-eager"
+    elif (name == "vllm" and version) or name == "sglang":
+        name = engine(name).software_stack(parse_version(version or "0"))
     stack = with_overlap(time_stacks()[name], "none" if software in ONE_CONNECTION else None)
     if software in UNSAMPLED:
         host_seconds = stack.host_step + stack.host_sequence
         stack = stack.model_copy(update={"host_step": host_seconds, "host_sequence": 0.0})
     return stack.model_copy(update={"gradient_bytes": 2.0}) if software in GRADIENTS_IN_16_BITS else stack
-
-
-def _before(version: str, release: tuple[int, ...]) -> bool:
-    parts = [int(part) for part in version.split(".")[: len(release)] if part.isdigit()]
-    return tuple(parts) < release
 
 
 def read_sets(names: Sequence[str] = ()) -> dict[str, list[Row]]:
@@ -502,8 +496,8 @@ def full_server(row: Row) -> tuple[Replica, int]:
     if not row["requests"]:
         raise NotAsked("throughput of which pages do not say whether prompts count")
     software, _, number = row["stack"].partition("==")
-    engine = ENGINES.get(software, software)
-    record, version = engine_and_version(f"{engine}=={number}" if row["checkpoint"] else engine)
+    engine_name = ENGINES.get(software, software)
+    record, version = engine_and_version(f"{engine_name}=={number}" if row["checkpoint"] else engine_name)
     preset = preset_of(row["model"])
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise, product
+from math import inf
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,6 +33,7 @@ from llmcalc.sources.to_hf import to_config
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
+from llmcalc.timing.stack import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
 from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_ranks
 from llmcalc.timing.timing_constants import time_stacks
@@ -118,20 +121,53 @@ def test_gathered_tokens_reach_every_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dispatcher", "ignored", "expected"),
+    ("dispatcher", "options", "expected"),
     [
-        ("alltoall", ("--overlap-grad-reduce",), "megatron-alltoall"),
-        ("flex", ("--overlap-grad-reduce",), "megatron"),
-        ("allgather", ("--overlap-grad-reduce",), "megatron-allgather"),
-        ("alltoall", (), "megatron-no-overlap"),
+        ("alltoall", "overlap", "megatron-alltoall"),
+        ("flex", "overlap", "megatron"),
+        ("allgather", "overlap", "megatron-allgather"),
+        ("alltoall", "", "megatron-no-overlap"),
+        ("flex", "", "megatron-no-overlap+megatron-flex"),
+        ("allgather", "", "megatron-no-overlap+megatron-allgather"),
+        ("flex", "overlap graphs", "megatron-layer-graphs"),
+        ("alltoall", "overlap graphs", "megatron-layer-graphs+megatron-alltoall"),
+        ("allgather", "graphs", "megatron-no-overlap+megatron-layer-graphs+megatron-allgather"),
     ],
 )
-def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, ignored: tuple[str, ...], expected: str) -> None:
-    own_settings = settings(**EXPERTS | {"moe_token_dispatcher_type": dispatcher})
-    assert (
-        stack_of_launch(Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored), False, True)
-        == expected
+def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str, expected: str) -> None:
+    """Dispatcher, graphs and overlaps are settings apart (megatron/training/arguments.py)."""
+    own_settings = settings(
+        **EXPERTS | {"moe_token_dispatcher_type": dispatcher, "enable_cuda_graph": "graphs" in options}
     )
+    ignored = ("--overlap-grad-reduce",) if "overlap" in options else ()
+    launch = Launch("run.sh", "", "megatron", own_settings=own_settings, ignored=ignored, layout=Layout(dp=8, ep=8))
+    assert stack_of_launch(launch, False, True) == expected
+    time_stack = find_stack(expected)
+    assert (time_stack.gathers_tokens, bool(time_stack.captured)) == (dispatcher == "allgather", "graphs" in options)
+    assert dispatcher == "allgather" or time_stack.sends_copies is (dispatcher == "alltoall")
+    assert (time_stack.bucket == inf) is ("overlap" not in options)
+    other_stack = find_stack(time_stack.exchange_stack)
+    assert (other_stack.captured, other_stack.bucket) == (time_stack.captured, time_stack.bucket)
+    assert other_stack.sends_copies is (dispatcher != "alltoall")
+    without_exchanges = replace(launch, layout=Layout(dp=8))
+    assert "alltoall" not in stack_of_launch(without_exchanges, False, True)
+
+
+def test_gathered_tokens_are_named_by_their_collectives(run: Any) -> None:
+    """All-gathered before and reduce-scattered behind the experts (MoEAllGatherTokenDispatcher), and so backward."""
+    words = ("qwen3-30b-a3b?num_hidden_layers=2", "--hardware", "h100", "--devices", "32", "--dp", "32", "--ep", "32")
+    kinds = {}
+    for stack in ("megatron-allgather", "megatron-alltoall"):
+        document = run(
+            "time", *words, "--phase", "training", "--stack", stack, "--by-node", "8", "--format", "json"
+        ).document
+        kinds[stack] = {node["kind"] for node in document["nodes"]}
+    assert {"all_gather", "reduce_scatter"} <= kinds["megatron-allgather"] - kinds["megatron-alltoall"]
+    assert "all_to_all" in kinds["megatron-alltoall"] - kinds["megatron-allgather"]
+    screen = " ".join(
+        run("time", *words, "--phase", "training", "--stack", "megatron-allgather", "--notes").out.split()
+    )
+    assert "are all-gathers of all tokens; by NCCL's all-to-all" in screen
 
 
 DEEPEP = {16: (118, 195), 32: (155, 273), 64: (173, 314), 128: (192, 369)}

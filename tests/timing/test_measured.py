@@ -183,8 +183,13 @@ class TestErrors:
     @pytest.mark.parametrize("language", certainty.PAGES)
     def test_the_page_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]], language: str) -> None:
         """If this fails: python -m tests.certainty."""
-        assert certainty.shown("time", language) == certainty.time_table(language, scored[0]).strip()
-        assert certainty.shown("worst", language) == certainty.worst_table(language, scored[0]).strip()
+        assert certainty.shown("time", certainty.PAGES[language]) == certainty.time_table(language, scored[0]).strip()
+        assert certainty.shown("worst", certainty.PAGES[language]) == certainty.worst_table(language, scored[0]).strip()
+
+    def test_the_page_of_servers_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
+        """If this fails: python -m tests.certainty."""
+        assert certainty.shown("served", certainty.SERVE_PAGE) == certainty.served_table(scored[0]).strip()
+        assert certainty.shown("pairs", certainty.SERVE_PAGE) == certainty.pairs_text(scored[0]).strip()
 
     def test_rows_without_an_estimate(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         scores, without = scored

@@ -175,6 +175,8 @@ class Engine:
     applied_schemes: scheme of `--quantize` → the flags with which it applies it to published weights as it loads them.
     usual_scheme: scheme of `--quantize` in which its users run weights of 16 bits if nothing else is stated, and the
         remark on it; None (default) for the published weights.
+    reads_library_tags: whether it loads the GGUF files of Ollama's library, so that a tag names its weights; default
+        false.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -205,6 +207,7 @@ class Engine:
     start: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
+    reads_library_tags: bool = False
 
     def request_limit(self, engine_memory: EngineMemory) -> int | None:
         """Returns the requests that a data-parallel rank runs at once by the engine's flag; None without a limit."""

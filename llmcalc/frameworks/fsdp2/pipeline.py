@@ -22,14 +22,13 @@ from ...parallel.layout import Layout, Stage
 from ...parallel.schedules import PassAction, effective_schedule
 from ...simulator.caching_allocator import CachingAllocator
 from ...simulator.event_log import EventRecorder
-from ...simulator.layer_loops import LayerStack, layer_stacks, program_stacks
-from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_loops import layer_stacks
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError, RepeatAnalysis
 from ...simulator.tensor import Tensor, empty
-from ..torch.pipeline import ModelChunk, RankRun, RankSetup, record_two_steps
+from ..torch.pipeline import ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, CommunicationState, Parameter, ParamGroup
 from .training import TITAN, FsdpSettings, no_head_group_reason, set_resharding_and_prefetch, sharding_of_rank
@@ -327,21 +326,9 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
         sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
-        shortened_stacks: list[LayerStack] = []
-        shortened_layers: list[int] = []
-        for model_chunk in sharded_rank.chunks:
-            chunk_loops = program_stacks(
-                model_chunk.program.root, sharded_setup.training.layer_period, model_chunk.lowering.first_layer_index
-            )
-            layers_to_run = {
-                i: chunk_loop.repeats_of_layer_types(RECORDED_REPEATS)
-                for i, chunk_loop in enumerate(chunk_loops)
-                if shortens_loops and chunk_loop.repeats > RECORDED_REPEATS
-            }
-            model_chunk.lowering.run_only = layers_to_run
-            shortened_layers += [len(shortened_stacks) + i for i in layers_to_run]
-            shortened_stacks += chunk_loops
-        return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), shortened_stacks, shortened_layers)
+        layer_period = sharded_setup.training.layer_period
+        stacks, shortened_stacks = shorten_layers(sharded_rank.chunks, layer_period, shortens_loops)
+        return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), stacks, shortened_stacks)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
         repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)

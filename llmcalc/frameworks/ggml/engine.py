@@ -43,4 +43,5 @@ def ggml_engine(
         shown_defaults=shown_defaults,
         stacks=(((0,), "llamacpp"),),
         usual_scheme=usual_scheme,
+        reads_library_tags=True,
     )

@@ -15,30 +15,44 @@ OVERLAPS = {
 """Arguments → the group whose messages they send beside products."""
 
 
-def time_stack_name(launched_run: Launch | None, is_compiled: bool, has_experts: bool) -> str:
-    """Returns the name of the software stack, which depends on a file's overlaps, dispatcher and CUDA graphs.
+GRAPHS = "megatron-layer-graphs"
+"""The stack whose host launches a captured graph for each layer."""
+
+
+def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
+    """Returns the name of the software stack: that of a file's overlaps, with its CUDA graphs and its dispatcher.
 
     Without a file, experts get their tokens by the `alltoall` dispatcher, whose memory is counted for such runs.
     """
     if launched_run is None:
-        return "megatron-alltoall" if has_experts else "megatron"
-    if not overlapped_groups(launched_run):
-        return "megatron-no-overlap"
+        return "megatron-alltoall" if exchanges_tokens else "megatron"
+    is_overlapped = bool(overlapped_groups(launched_run))
+    dispatcher = _dispatcher(launched_run)
+    setting_names = [GRAPHS] if _is_captured(launched_run) else []
+    if dispatcher not in ("", "flex" if is_overlapped else "alltoall"):
+        setting_names.append(f"megatron-{dispatcher}")
+    if is_overlapped:
+        return "+".join(setting_names) or "megatron"
+    return "+".join(["megatron-no-overlap", *setting_names])
+
+
+def _dispatcher(launched_run: Launch) -> str:
+    """Returns what sends the tokens of experts, `allgather`, `alltoall` or `flex`; empty if no ranks exchange them."""
+    settings = launched_run.own_settings
+    if launched_run.layout.ep == 1:
+        return ""
+    if isinstance(settings, MegatronSettings):
+        return settings.moe_token_dispatcher_type
+    # programs that name a model: their readers say what sends experts' tokens
+    uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)
+    return "flex" if uses_flex else "alltoall"
+
+
+def _is_captured(launched_run: Launch) -> bool:
     settings = launched_run.own_settings
     if isinstance(settings, MegatronSettings):
-        gathers_tokens = settings.num_experts is not None and settings.moe_token_dispatcher_type == "allgather"
-        if gathers_tokens and not captures_layers(settings):
-            return "megatron-allgather"
-        sends_copies = settings.num_experts is not None and settings.moe_token_dispatcher_type == "alltoall"
-    else:  # programs that name a model: their readers say what sends experts' tokens
-        uses_flex = isinstance(settings, NamedModelArguments) and (settings.uses_hybridep or settings.uses_deepep)
-        sends_copies = launched_run.layout.ep > 1 and not uses_flex
-    if sends_copies:
-        return "megatron-alltoall"
-    is_captured = (isinstance(settings, MegatronSettings) and captures_layers(settings)) or (
-        isinstance(settings, NamedModelArguments) and settings.has_layer_graphs
-    )
-    return "megatron-layer-graphs" if is_captured else "megatron"
+        return captures_layers(settings)
+    return isinstance(settings, NamedModelArguments) and settings.has_layer_graphs
 
 
 def captures_layers(settings: MegatronSettings) -> bool:

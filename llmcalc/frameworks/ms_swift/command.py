@@ -130,8 +130,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
         model_id = model_name(arguments.get(model_flag))
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
-        if config.get("task_type") == "generative_reranker" and launched_run.layout.zero != 3:
-            return replace(launched_run, settings={**launched_run.settings, "cross_entropy": "chunked"})
+        if config.get("task_type") == "generative_reranker":
+            return _with_two_words(launched_run)
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": model_id}, launched_run)
         if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
@@ -144,6 +144,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         completion_length = reader.integer(config, "max_completion_length", 512)
         launched_run = with_log_probabilities(launched_run, completion_length, launched_run.framework != "deepspeed")
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
+
+
+def _with_two_words(launched_run: Launch) -> Launch:
+    """Returns the run of a generative reranker, whose head multiplies by the rows of two words alone.
+
+    Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
+    (mcore-bridge, model/gpt_model.py, `_postprocess`).
+    """
+    note = "--task_type generative_reranker: logits of two words alone, counted as a loss in chunks"
+    settings = {**launched_run.settings, "cross_entropy": "chunked"}
+    if launched_run.layout.zero == 3:
+        note = f"{note.partition(',')[0]}; under ZeRO-3 those of all words are counted"
+        settings = {**launched_run.settings}
+    return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
 
 
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swift_verb: str) -> Launch:
@@ -161,6 +175,8 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
     handled_arguments = task_arguments(reader, config, rlhf_type)
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
     model_id = model_name(arguments.get("--model"))
+    if config.get("task_type") == "generative_reranker":
+        reader.notes.append("--task_type generative_reranker: Megatron-SWIFT has logits of all words, ms-swift of two")
     launched_run = reader.launch("megatron", parallel_run, target=model_id)
     if rlhf_type == "grpo":
         return replace(launched_run, rollout=megatron_rollout_of(reader, config, launched_run))

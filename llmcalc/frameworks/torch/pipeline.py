@@ -10,7 +10,7 @@ A method here that names a method of torch has its local variables, which hold t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,8 @@ from ...parallel.rank_program import rank_program
 from ...parallel.schedules import PassAction, effective_schedule, pipeline, torch_group_size
 from ...simulator.autograd import backward, record
 from ...simulator.event_log import Event, EventRecorder, RecordedEvents
+from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ENTRY
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.profiles.dtensor import DTensorKernels
@@ -397,6 +399,28 @@ class RankRun:
         """Frees the gradients or sets them to zero."""
         for model_chunk in self.chunks:
             model_chunk.zero_grad()
+
+
+def shorten_layers(
+    model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
+) -> tuple[list[LayerStack], list[int]]:
+    """Makes each chunk run `RECORDED_REPEATS` repeats of its long stacks; returns all stacks and the shortened ones.
+
+    layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
+    """
+    stacks: list[LayerStack] = []
+    shortened_stacks: list[int] = []
+    for model_chunk in model_chunks:
+        lowering = model_chunk.lowering
+        chunk_stacks = program_stacks(model_chunk.program.root, layer_period, lowering.first_layer_index)
+        lowering.run_only = {
+            i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
+            for i, layer_stack in enumerate(chunk_stacks)
+            if shortens_stacks and layer_stack.repeats > RECORDED_REPEATS
+        }
+        shortened_stacks += [len(stacks) + i for i in lowering.run_only]
+        stacks += chunk_stacks
+    return stacks, shortened_stacks
 
 
 def record_two_steps(rank_run: RankRun, memory_meter: EventRecorder) -> RecordedEvents:

@@ -16,8 +16,6 @@ from ...device_memory.training import (
 from ...frozen import frozen
 from ...parallel.layout import Layout
 from ...simulator.event_log import Event, EventRecorder
-from ...simulator.layer_loops import LayerStack, program_stacks
-from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.lowering import ParameterSet
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import PassRecorder
@@ -26,7 +24,7 @@ from ...simulator.repeat_microbatches import EventMeter, PassPlayer
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, Tensor
 from .messages import bucket_sizes
-from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps
+from .pipeline import MicroBatchInFlight, ModelChunk, RankRun, RankSetup, record_two_steps, shorten_layers
 
 STEPS = 3, 3
 """Micro-batches of each step of a rehearsal, so that every case but the first ones comes twice where it can."""
@@ -152,19 +150,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     if rank_setup.training.first_trained_layer is not None:
         return None
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
-    stacks: list[LayerStack] = []
-    shortened_stacks: list[int] = []
-    for model_chunk in rank_run.chunks:
-        chunk_stacks = program_stacks(
-            model_chunk.program.root, rank_setup.training.layer_period, model_chunk.lowering.first_layer_index
-        )
-        model_chunk.lowering.run_only = {
-            i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
-            for i, layer_stack in enumerate(chunk_stacks)
-            if layer_stack.repeats > RECORDED_REPEATS
-        }
-        shortened_stacks += [len(stacks) + i for i in model_chunk.lowering.run_only]
-        stacks += chunk_stacks
+    stacks, shortened_stacks = shorten_layers(rank_run.chunks, rank_setup.training.layer_period)
     if not shortened_stacks:
         return None
     rank_run.has_buckets = False  # their sizes depend on the number of layers

@@ -201,9 +201,14 @@ class VLLMServer(VLLMSettings):
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
-        is_converted = self.flags.get("quantization") in CONVERTING_WORDS and not self.preset.has_quantized_weights
         is_expandable = "expandable_segments:true" in str(self.flags.get(ALLOCATOR_VARIABLE, "")).lower()
-        return 0 if is_converted or is_expandable else unsplit_bytes(rank)
+        return 0 if self.converts_weights or is_expandable else unsplit_bytes(rank)
+
+    @property
+    def converts_weights(self) -> bool:
+        """Whether vLLM converts weights of 16 bits as it loads them; those that `--quantize` states are stored so."""
+        is_stored_so = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
+        return self.flags.get("quantization") in CONVERTING_WORDS and not is_stored_so
 
     def repeated_encoder_bytes(self, rank: EngineRank) -> int:
         """Returns the additional bytes of encoders that ranks load in full (`--mm-encoder-tp-mode`)."""
@@ -353,7 +358,7 @@ class VLLMServer(VLLMSettings):
         return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        weight_scheme = rank.weights_origin
+        weight_scheme = rank.weights_origin + (", converted at load" if self.converts_weights else "")
         if self.falls_back_to_float32:
             weight_scheme += f", as {self.hardware.title} has no bfloat16"
         if self.flags.get("enable_lora"):

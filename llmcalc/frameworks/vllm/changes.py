@@ -17,9 +17,6 @@ FEWER_SEQUENCES = 64
 HIGHEST_UTILIZATION = 0.95
 """The highest share of the memory that is tried."""
 
-FP8_SCHEME = "fp8-dynamic"
-"""The scheme of a quantized checkpoint that is tried."""
-
 
 def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
@@ -47,7 +44,7 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
     yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
     if server.rank_of_stage(0).scheme is None and server.preset.stored_as is None:
-        yield "--quantization fp8", {"quantize": FP8_SCHEME}
+        yield "--quantization fp8", {"quantization": "fp8"}
 
 
 def layouts(server: VLLMServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:

@@ -43,5 +43,5 @@ ENGINE = Engine(
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
     start=("vllm", "serve"),
-    applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
+    applied_schemes={scheme: {"quantization": "fp8"} for scheme in ("fp8", "fp8-dynamic")},
 )

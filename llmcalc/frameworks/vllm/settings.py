@@ -47,7 +47,8 @@ DEEPSEEK_V32_INDEXER backend" (index:65913604092).
 """
 
 SCHEMES = {
-    "fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
+    "fp8": "fp8",  # one scale of a matrix (layers/quantization/fp8.py, `scaled_fp8_quant(layer.weight, scale=None)`)
+    "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4",
     "bitsandbytes": "nf4",  # of plain weights, with float32 scales (bitsandbytes_loader.py, `quantize_4bit`)
 }  # fmt: skip
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""

@@ -1062,6 +1062,8 @@ def test_a_sample_of_texts_is_as_many_sequences(variables: str, task: str, texts
     assert launch.settings["batch"] == 4 * texts
     assert launch.score_labels == labels
     assert launch.settings.get("cross_entropy") == ("chunked" if labels is None else None)
+    note = "logits of two words alone" if labels is None else f"{labels} score{'s' * (labels > 1)} a token in place of"
+    assert any(text.startswith(f"--task_type {task.split(maxsplit=1)[0]}: {note}") for text in launch.notes)
 
 
 def test_both_answers_of_packed_pairs_have_the_length_together() -> None:
@@ -1103,6 +1105,9 @@ def test_a_classifier_of_megatron_swift_has_scores_in_place_of_logits() -> None:
     launch = launch_of(f"{text.rstrip()} --task_type seq_cls --num_labels 3\n", "cls.sh")
     assert launch.score_labels == 3
     assert launch.settings == launch_of(text, "cls.sh").settings
+    reranker = launch_of(f"{text.rstrip()} --task_type generative_reranker\n", "rank.sh")
+    assert (reranker.score_labels, reranker.settings["cross_entropy"]) == (None, "native")
+    assert any("Megatron-SWIFT has logits of all words" in note for note in reranker.notes)
     reward = FILES["swift_megatron_dpo.sh"].replace("--rlhf_type dpo", "--rlhf_type rm")
     assert launch_of(reward, "rm.sh").score_labels == 1
     run: dict[str, Any] = {"phase": "training", "framework": "megatron", "seq": 64}

@@ -1042,6 +1042,23 @@ def test_the_limit_of_requests_is_of_each_rank_and_of_all_where_sglang_divides_a
     assert any("16 on each rank, no more than 32 of these users" in note for note in replicas["notes"])
 
 
+def test_weights_that_vllm_converts_have_one_scale_of_a_matrix_and_no_rests_of_segments() -> None:
+    """A log of vLLM 0.11.0 with `quantization=fp8` (index:22371651172) has 3.4244 GiB; scales of rows: 3.4261."""
+    run = {"hardware": "l40s", "engine": "vllm==0.11.0", "max_num_batched_tokens": 8192}
+    granite = answer_of("granite-4.0-micro", quantization="fp8", **run)
+    assert granite.bytes_of("weights") / 2**30 == pytest.approx(3.4244, abs=3e-4)
+    converted, stored, both = (
+        llmcalc.memory("phi4", **run, **flags).document["terms"][1]
+        for flags in ({"quantization": "fp8"}, {"quantize": "fp8"}, {"quantization": "fp8", "quantize": "fp8"})
+    )
+    assert (converted["from"], stored["from"]) == ("fp8, converted at load", "fp8")
+    assert both == stored  # the flag converts nothing of a checkpoint that is stored so
+    assert stored["bytes"] - converted["bytes"] == 120 * 2**20  # of 40 layers, each with rests of 0.5, 1, 1 and 0.5
+    suggested = llmcalc.memory("phi4", **run).document["changes"]
+    (change,) = (change for change in suggested if change["flag"] == "--quantization fp8")
+    assert change["kv_tokens"] == answer_of("phi4", quantization="fp8", **run).kv_tokens
+
+
 @pytest.mark.parametrize(
     ("target", "hardware", "version", "flags", "weights_gib"),
     [
