@@ -112,7 +112,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         )
         hardware_figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
         if not interconnect.peer_access:
-            hardware_figures.append(("messages go", "through the host's memory", str, ""))
+            hardware_figures.append(("messages go through", "host memory", str, ""))
     if nic is not None:
         hardware_figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
     hardware_figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
