@@ -199,7 +199,9 @@ def test_a_run_that_does_not_fit_undivided_takes_the_fastest_layout_of_its_plan(
     timed = answer(run, "time", *words)
     assert timed["seconds"] == fastest["seconds"]
     assert timed["layout"]["zero"] == 1
-    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(run("time", *words, "--notes")[1].split())
+    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(
+        run("time", *words, "--notes")[1].split()
+    )
     stated = " ".join(run("time", *words, "--dp", "8")[1].split())
     assert "optimizer states and activations are 146.85 GiB a device, which has 79.19 GiB: they do not fit" in stated
     assert "do not fit" not in run("time", *words, "--dp", "8", "--zero", "1")[1]

@@ -286,6 +286,8 @@ def test_a_config_whose_quantization_is_no_table_is_refused_by_the_name_of_its_f
         ("int4", DENSE, r"Did you mean q4_k_m \(llama.cpp\), awq-int4-g128 \(vLLM\), nf4 \(bitsandbytes\), mlx"),
         ("bnb-4bit", DENSE, r"Did you mean q4_k_m \(llama.cpp\)"),
         ("8bit", DENSE, r"Did you mean q8_0 \(llama.cpp\), fp8 \(vLLM\), int8 \(bitsandbytes\)"),
+        ("f16", DENSE, "--quantize f16: is not quantized; expected none, the published weights, or --dtype fp16"),
+        ("bfloat16", DENSE, "or --dtype bf16"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
         ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of group_size 128"),
