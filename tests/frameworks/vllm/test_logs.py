@@ -432,7 +432,7 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
 def test_a_start_without_videos_is_proposed_where_it_leaves_more_cache(
     target: str, version: str, flags: dict[str, Any], change: str
 ) -> None:
-    """The longest video fills the profile run of Qwen2.5-VL: 114,688 tokens, an image 16,384 (vLLM pull request 12604)."""
+    """Qwen2.5-VL: the longest video has 114,688 tokens, an image at most 16,384 (vLLM pull request 12604)."""
     record, numbers = engine_and_version(f"vllm=={version}")
     preset, hardware = llmcalc.load(target), find_hardware("h100-sxm")
     changes = {change.flag: change.kv_tokens for change in record.flag_changes_on(preset, hardware, numbers, flags)}
