@@ -273,10 +273,10 @@ def adapters_of_targets(
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
     if target_projections is None:
         target_projections = _default_targets(joined_projections)
-        if not any(split_targets([target_name], layer_names, layers_of_class)[0] for target_name in target_projections):
+        if missing_targets := split_targets(target_projections, layer_names, layers_of_class)[1]:
             raise InputError(
-                f"--lora-targets: missing; the model has none of {', '.join(target_projections)}, which have adapters "
-                f"by default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
+                f"--lora-targets: missing; the model has no {' and no '.join(missing_targets)}, which would have "
+                f"adapters by default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
             )
     target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
     if list(target_projections) == [ALL_LINEAR]:

@@ -25,6 +25,7 @@ from ..costs.quantization import (
     scheme_of_config,
     with_published_experts,
 )
+from ..costs.quantization.formats import IndivisibleMatrix
 from ..costs.trained_tensors import TrainedTensor, packed_bytes, tensors_from_layer, total_elements, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
@@ -258,7 +259,14 @@ def _inference_memory(
         size_key = run_settings.quantize, weight_format, params.include
         if size_key not in quantized_sizes:
             module_names = model_config.names(params.tree, spec.kind) if isinstance(model_config, Checkpoint) else None
-            quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
+            try:
+                quantized_sizes[size_key] = quantized_size(spec, scheme, weight_format, params.include, module_names)
+            except IndivisibleMatrix as error:
+                if not isinstance(spec, RankModel) or spec.layout.tp == 1:
+                    raise
+                advice = "expected a smaller --tp, or another scheme (--quantize)"
+                message = f"--tp {spec.layout.tp}: of a rank's weights in {scheme.label}, {error.reason}; {advice}"
+                raise IndivisibleMatrix(message, error.reason) from None
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if run_settings.batch is None else run_settings.batch
     seq = usual_context(spec, run_settings.phase == "decode") if run_settings.seq is None else run_settings.seq

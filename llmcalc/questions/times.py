@@ -118,11 +118,19 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     with suggest_nearest_layouts(*layout_arguments):
         run_memory, framework_record, layout = training_run(run)
         check_loss(run.settings, framework_record)
-        micro_batches, chosen_options = micro_batch_count_of_run(run_memory, layout, options.global_batch), ""
-        if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
-            _check_schedule(run, options, framework_record, layout, micro_batches)
-        needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
-        fastest_layout_plan = _fastest_fitting_layout(run, options) if needed_bytes > hardware.capacity_bytes else None
+        is_planned_first = run.layout.is_undivided and (run.layout.devices or 1) > 1  # as `cost` and `fit`
+        fastest_layout_plan = _fastest_fitting_layout(run, options) if is_planned_first else None
+        needed_bytes, chosen_options = 0, ""
+        try:
+            micro_batches = micro_batch_count_of_run(run_memory, layout, options.global_batch)
+            if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
+                _check_schedule(run, options, framework_record, layout, micro_batches)
+            needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
+        except InputError:
+            if fastest_layout_plan is None:
+                raise
+        if needed_bytes > hardware.capacity_bytes and not is_planned_first:
+            fastest_layout_plan = _fastest_fitting_layout(run, options)
         if fastest_layout_plan is not None:
             layout_candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory

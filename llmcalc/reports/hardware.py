@@ -36,7 +36,7 @@ DETAIL_COLUMNS = (
     Column("text", "value"),
     Column("value", "exactly", units.exact),
     Column("unit", "", justify="left"),
-    Column("flops_per_byte", "FLOPs/byte", _ratio_text),
+    Column("flops_per_byte", "FLOPs/B", _ratio_text),
 )
 
 
@@ -72,13 +72,15 @@ def _list_table(accelerators: Sequence[Hardware]) -> Table:
 
 
 def _detail_table(hardware: Hardware) -> Table:
-    nic_text = f"NIC: {hardware.nic.name}, one accelerator's share" if hardware.nic is not None else ""
+    link_text = f"{hardware.interconnect.name}: bytes/s each way" if hardware.interconnect is not None else ""
+    nic_text = f"NIC: {hardware.nic.name}, one accelerator's share, each way" if hardware.nic is not None else ""
     notes_on_sources = source_notes(hardware.sources, isinstance(hardware, ListedHardware))
-    notes = [*hardware.notes, nic_text, _memory_sizes_text(hardware), aliases_note(hardware.aliases), *notes_on_sources]
+    remarks = [*hardware.notes, link_text, nic_text, _memory_sizes_text(hardware), aliases_note(hardware.aliases)]
+    notes = [*remarks, *notes_on_sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,
-            "peaks are dense; FLOPs/byte: an operation with more of them per byte of memory traffic is limited by the "
+            "peaks are dense; FLOPs/B: an operation with more FLOPs per byte of memory traffic is limited by the "
             "peak, one with fewer by the memory bandwidth",
         )
     elif hardware.peak_flops:
@@ -107,16 +109,14 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         ("memory bandwidth", hardware.memory_bandwidth, _rate_text, "B/s"),
     ]
     if interconnect is not None:
-        hardware_figures.append(
-            (f"{interconnect.name}, each way", interconnect.bandwidth_per_direction, _rate_text, "B/s")
-        )
+        hardware_figures.append((interconnect.name, interconnect.bandwidth_per_direction, _rate_text, "B/s"))
         hardware_figures.append(("scale-up domain", interconnect.domain_size, "{} devices".format, ""))
         if interconnect.is_mesh:
             hardware_figures.append(("links join", "two devices each", str, ""))
         if not interconnect.peer_access:
-            hardware_figures.append(("messages go", "through the host's memory", str, ""))
+            hardware_figures.append(("messages go through", "host memory", str, ""))
     if nic is not None:
-        hardware_figures.append(("NIC, each way", nic.bandwidth_per_direction, _rate_text, "B/s"))
+        hardware_figures.append(("NIC", nic.bandwidth_per_direction, _rate_text, "B/s"))
     hardware_figures.append(("TDP", hardware.tdp_watts, "{} W".format, "W"))
     if compute_units is not None:
         hardware_figures.append(("compute units", compute_units.count, f"{{}} {compute_units.name}s".format, ""))
@@ -137,7 +137,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     ]
     for peaks_by_dtype, accumulation_text in (
         (hardware.peak_flops, ""),
-        (hardware.float16_accumulation_flops, ", sums in fp16"),
+        (hardware.float16_accumulation_flops, ", fp16 sums"),
     ):
         for dtype, peak in _peaks_by_format_name(peaks_by_dtype).items():
             unit_text = "OP/s" if dtype.startswith("int") else "FLOP/s"

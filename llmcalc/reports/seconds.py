@@ -427,14 +427,16 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
                     f"reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
                 )
     elif timed_run.chosen_options:
-        size_note = f"the fastest layout that fits: {timed_run.chosen_options}; undivided, {training_bytes}"
+        undivided_text = f"; undivided, {training_bytes}" if resident_bytes > capacity else ""
+        size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
     elif timed_run.is_planned:
         size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
     else:
         size_note = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
-        *([size_note] if resident_bytes > capacity else []),
+        *([size_note] if resident_bytes > capacity and not timed_run.chosen_options else []),
         *lines,
+        *([size_note] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",

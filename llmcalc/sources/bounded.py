@@ -21,7 +21,15 @@ MOST_JSON_ELEMENTS = 3_000_000
 MOST_TOML_ELEMENTS = 300_000
 """Largest number of values in lists and inline tables of a TOML text, which Python parses 20 times slower than JSON."""
 
+_ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""First bytes of a text → its encoding; PowerShell writes UTF-16. Others are UTF-8, with a mark or without."""
+
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+def text_encoding(text_bytes: bytes) -> str:
+    """Returns the name of a text's encoding, by its byte-order mark; UTF-8 without a mark."""
+    return _ENCODINGS.get(text_bytes[:2], "utf-8-sig")
 
 
 def open_regular(path: Path, expected_text: str, allows_stdin: bool = False) -> tuple[IO[bytes], int]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
-from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements
+from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements, text_encoding
 
 if TYPE_CHECKING:
     from json import JSONDecodeError
@@ -41,16 +41,16 @@ def read_text(path: Path, byte_limit: int | None = None, allows_stdin: bool = Fa
     """Returns the text of a regular file of at most `byte_limit` bytes (default `largest_description_bytes`).
 
     allows_stdin: whether the option also reads standard input; a message advises it for a pipe.
-    Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
+    Raises `InputError` for a file that is missing, unreadable, too large, or not text in UTF-8 or UTF-16.
     """
     expected_file = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
     text_bytes = read_bytes(
         path, largest_description_bytes(path) if byte_limit is None else byte_limit, expected_file, allows_stdin
     )
     try:
-        return text_bytes.decode("utf-8-sig")
+        return text_bytes.decode(text_encoding(text_bytes))
     except UnicodeDecodeError as error:
-        problem_text = f"not a text file (byte {error.start} is not UTF-8)"
+        problem_text = f"not a text file (byte {error.start} is not {error.encoding[:6].upper()})"
         raise InputError(f"{path}: {problem_text}; expected {expected_file} in UTF-8") from None
 
 
@@ -64,13 +64,15 @@ def read_stdin() -> str:
     stream = getattr(sys.stdin, "buffer", None)
     read_limit = LARGEST_CONFIG + 1
     text_bytes = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
-    byte_limit = LARGEST_CONFIG if is_object(text_bytes.decode("utf-8-sig", "ignore")) else LARGEST_TOML
+    byte_limit = LARGEST_CONFIG if is_object(text_bytes.decode(text_encoding(text_bytes), "ignore")) else LARGEST_TOML
     if len(text_bytes) > byte_limit:
         raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
-        model_text = text_bytes.decode("utf-8-sig")
+        model_text = text_bytes.decode(text_encoding(text_bytes))
     except UnicodeDecodeError as error:
-        raise InputError(f"-: standard input is not text (byte {error.start} is not UTF-8)") from None
+        raise InputError(
+            f"-: standard input is not text (byte {error.start} is not {error.encoding[:6].upper()})"
+        ) from None
     if not model_text.strip():
         raise InputError("-: standard input is empty; expected a config.json or a .toml description")
     return str(model_text)

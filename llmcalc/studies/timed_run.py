@@ -83,8 +83,8 @@ class TimedRun:
     passes: the passes of inference; none in training.
     hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
-        optimizer states and activations in the layout that was asked for.
-    chosen_options: options of a layout that was chosen since the run does not fit without one; empty for none.
+        optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
+    chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
     is_planned: whether `plan` has the memory of the run's precision; default true.
     unpriced: options that change the kernels of a training step but not the estimate; default none.
     engine_notes: remarks on the engine's version and the model's class; default none.

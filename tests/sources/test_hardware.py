@@ -543,11 +543,18 @@ def test_every_figure_is_shown_with_its_unit(name, run):
         ("usable memory", hardware.driver_total or hardware.usable_memory_bytes),
         ("TDP", hardware.tdp_watts),
         ("scale-up domain", hardware.interconnect and hardware.interconnect.domain_size),
-        ("NIC, each way", hardware.nic and hardware.nic.bandwidth_per_direction),
+        ("NIC", hardware.nic and hardware.nic.bandwidth_per_direction),
         ("compute units", hardware.compute_units and hardware.compute_units.count),
         ("boost clock", hardware.boost_clock_hz),
     ):
         assert bool(re.search(rf"^ +{said} .*{value:,}" if value else rf"^ +{said} ", out, re.MULTILINE)) == bool(value)
+
+
+@pytest.mark.parametrize("name", ["a100-80gb", "h200", "b200", "rtx-4090", "rtx-5090", "mi300x", "tpu-v5e"])
+def test_a_table_of_figures_has_80_columns(name, run):
+    """The rates of a GeForce RTX 5090 had lines of 93 letters, which a terminal of 80 columns breaks."""
+    table, _, _ = run("hardware", name).out.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_json_without_names_holds_all(run):

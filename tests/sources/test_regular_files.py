@@ -114,6 +114,14 @@ def test_paths_that_no_file_can_have(name: str) -> None:
         open_regular(Path(name), "a file")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_a_text_of_powershell_is_read(encoding: str, tmp_path: Path) -> None:
+    """`curl … > config.json` writes UTF-16 in PowerShell 5."""
+    path = tmp_path / "config.json"
+    path.write_bytes(("\ufeff" * (encoding == "utf-16-be") + '{"é": 1}\r\n').encode(encoding))
+    assert read_text(path) == '{"é": 1}\r\n'
+
+
 @pytest.mark.parametrize("ending", [".toml", ".json", ".yaml", ".sh"])
 def test_a_file_that_is_no_text_is_expected_by_its_own_ending(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"file{ending}"

@@ -199,10 +199,31 @@ def test_a_run_that_does_not_fit_undivided_takes_the_fastest_layout_of_its_plan(
     timed = answer(run, "time", *words)
     assert timed["seconds"] == fastest["seconds"]
     assert timed["layout"]["zero"] == 1
-    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(run("time", *words)[1].split())
+    assert "the fastest layout that fits: --dp 8 --zero 1; undivided" in " ".join(
+        run("time", *words, "--notes")[1].split()
+    )
     stated = " ".join(run("time", *words, "--dp", "8")[1].split())
     assert "optimizer states and activations are 146.85 GiB a device, which has 79.19 GiB: they do not fit" in stated
     assert "do not fit" not in run("time", *words, "--dp", "8", "--zero", "1")[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "sizes"),
+    [
+        ("llama3-8b", "mi300x", ()),  # which fits undivided too
+        ("gpt2", "h100", ("--global-batch", "12")),  # of which 8 replicas cannot have equal parts
+    ],
+)
+def test_devices_alone_have_the_layout_of_plan_and_cost(
+    run: Any, model: str, hardware: str, sizes: tuple[str, ...]
+) -> None:
+    words = (model, "--hardware", hardware, "--devices", "8", *sizes)
+    timed = answer(run, "time", *words, "--phase", "training")
+    [fastest, *_] = (plan := answer(run, "plan", *words))["feasible"]
+    assert (timed["seconds"], timed["layout"]) == (fastest["seconds"], fastest["layout"])
+    batch = ("--global-batch", str(plan["global_batch"]), "--seq", str(timed["workload"]["seq"]))
+    cost = answer(run, "cost", model, "--hardware", hardware, "--devices", "8", "--tokens", "1B", *batch)
+    assert cost["step"] == timed["seconds"]
 
 
 def test_activations_that_do_not_fit_are_said(run: Any) -> None:

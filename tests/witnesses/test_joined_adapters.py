@@ -70,5 +70,5 @@ def test_an_unknown_layer_is_refused_with_the_names_of_the_class() -> None:
 
 
 def test_a_model_without_the_default_layers_needs_targets() -> None:
-    with pytest.raises(InputError, match=r"--lora-targets: missing; the model has none of q_proj, v_proj, which"):
+    with pytest.raises(InputError, match=r"--lora-targets: missing; the model has no q_proj and no v_proj, which"):
         llmcalc.memory("mamba-130m", lora_rank=8)

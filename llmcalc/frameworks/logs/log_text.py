@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import InputError
-from ...sources.bounded import read_bytes
+from ...sources.bounded import read_bytes, text_encoding
 
 LARGEST_LOG = 20_000_000
 """Largest log in bytes."""
@@ -21,9 +21,6 @@ MOST_LINES = 10_000
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 """What moves a terminal's cursor, deletes from it or changes its colours."""
-
-_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
-"""First bytes of a text → its encoding; PowerShell writes UTF-16. Others are UTF-8."""
 
 
 class LogText:
@@ -58,11 +55,7 @@ def read_log_text(log_file: str) -> LogText:
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
     log_bytes = _standard_input() if log_file == "-" else read_bytes(Path(log_file), LARGEST_LOG, "a log", True)
-    text_encoding = next(
-        (mark_encoding for byte_order_mark, mark_encoding in _MARKS.items() if log_bytes.startswith(byte_order_mark)),
-        "utf-8",
-    )
-    decoded_text = log_bytes.decode(text_encoding, "replace")
+    decoded_text = log_bytes.decode(text_encoding(log_bytes), "replace")
     if not decoded_text.strip():
         raise InputError(f"{log_file}: is empty; expected a log")
     return LogText(decoded_text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,8 @@ FEWER_SEQUENCES = 64
 HIGHEST_UTILIZATION = 0.95
 """The highest share of the memory that is tried."""
 
+TAKES_KEYS_FROM = (0, 9)
+"""First version in which a key of a table is a flag's name with a dot (vLLM pull request 18208)."""
 
 def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
@@ -33,6 +37,11 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{SAMPLER_VARIABLE}=1", {SAMPLER_VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
+    limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
+    if server.encoder_run != server.with_flags(limit_mm_per_prompt=limits_without_videos).encoder_run:
+        takes_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
+        typed_limits = ".video 0" if takes_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
+        yield f"--limit-mm-per-prompt{typed_limits}", {"limit_mm_per_prompt": limits_without_videos}
     longest_tokens = longest_request(server)
     if 0 < longest_tokens < server.longest_request:
         yield f"--max-model-len {longest_tokens}", {"max_model_len": longest_tokens}

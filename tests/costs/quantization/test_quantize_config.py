@@ -279,6 +279,13 @@ def test_a_config_whose_quantization_is_no_table_is_refused_by_the_name_of_its_f
     assert f"{file}: quantization_config: {message}" in run("memory", str(file)).error
 
 
+def test_a_division_that_leaves_part_of_a_block_is_named(run: Any) -> None:
+    """A quarter of gpt-oss's 2,880 columns are 22.5 blocks; the scheme alone was to blame."""
+    error = run("memory", "gpt-oss-20b", "--phase", "decode", "--tp", "4").error
+    assert "--tp 4: of a rank's weights in mxfp4, layers.0.mlp.experts.down_proj: 720 columns" in error
+    assert "expected a smaller --tp, or another scheme" in error
+
+
 @pytest.mark.parametrize(
     ("name", "spec", "message"),
     [
@@ -286,6 +293,8 @@ def test_a_config_whose_quantization_is_no_table_is_refused_by_the_name_of_its_f
         ("int4", DENSE, r"Did you mean q4_k_m \(llama.cpp\), awq-int4-g128 \(vLLM\), nf4 \(bitsandbytes\), mlx"),
         ("bnb-4bit", DENSE, r"Did you mean q4_k_m \(llama.cpp\)"),
         ("8bit", DENSE, r"Did you mean q8_0 \(llama.cpp\), fp8 \(vLLM\), int8 \(bitsandbytes\)"),
+        ("f16", DENSE, "--quantize f16: is not quantized; expected none, the published weights, or --dtype fp16"),
+        ("bfloat16", DENSE, "or --dtype bf16"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
         ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of group_size 128"),

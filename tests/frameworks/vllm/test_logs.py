@@ -415,6 +415,34 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "version", "flags", "change"),
+    [
+        ("qwen2.5-vl-7b", "0.19", {}, "--limit-mm-per-prompt.video 0"),
+        ("qwen2.5-vl-7b", "0.8.1", {}, "--limit-mm-per-prompt '{\"video\": 0}'"),
+        (
+            "qwen2.5-vl-7b",
+            "0.19",
+            {"limit_mm_per_prompt": {"image": 2}},
+            '--limit-mm-per-prompt \'{"image": 2, "video": 0}\'',
+        ),
+        ("qwen2.5-vl-7b", "0.19", {"limit_mm_per_prompt": {"video": 0}}, ""),
+        ("qwen3-8b", "0.19", {}, ""),
+    ],
+)
+def test_a_start_without_videos_is_proposed_where_it_leaves_more_cache(
+    target: str, version: str, flags: dict[str, Any], change: str
+) -> None:
+    """Qwen2.5-VL: the longest video has 114,688 tokens, an image at most 16,384 (vLLM pull request 12604)."""
+    record, numbers = engine_and_version(f"vllm=={version}")
+    preset, hardware = llmcalc.load(target), find_hardware("h100-sxm")
+    changes = {change.flag: change.kv_tokens for change in record.flag_changes_on(preset, hardware, numbers, flags)}
+    proposed = [flag for flag in changes if flag.startswith("--limit-mm")]
+    assert proposed == ([change] if change else [])
+    if change:
+        assert changes[change] > record.memory_on(preset, hardware, numbers, flags).kv_tokens
+
+
+@pytest.mark.parametrize(
     ("version", "flags", "videos"),
     [("0.19", {}, True), ("0.28", {}, True), ("0.28", {"limit_mm_per_prompt": {"video": 0}}, False)],
 )
