@@ -186,7 +186,7 @@ def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPla
 def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits."""
     from ..studies.plan import ended_search_error, plan_of
-    from .runs import answer_of_fitting_run
+    from .plans import answer_of_fitting_run
 
     hardware = run.hardware
     assert hardware is not None
@@ -242,7 +242,7 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
-    from .runs import planned_run
+    from .plans import planned_runs
 
     if run.launch is not None:
         framework_record = framework(run.launch.framework)
@@ -250,7 +250,7 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
     layout = run.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run.settings.lora_rank is not None
-        _, layout = planned_run(_without_adapters(run) if needs_framework else run)
+        _, layout = next(planned_runs(_without_adapters(run) if needs_framework else run))
         framework_record = framework_of(layout)
         return run.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
@@ -362,7 +362,7 @@ def ask_timed_plan(
     Raises `InputError` as that does, and for options of time in a plan by memory.
     """
     from ..reports.calibration import with_calibration
-    from .runs import ask_plan
+    from .plans import ask_plan
 
     run.require_one_accelerator()
     layout_time_settings(run, order_name, options)  # refuses options of time in a plan by memory
