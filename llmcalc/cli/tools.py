@@ -185,11 +185,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     is_engine_question = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
-        {
-            option_key: option_value
-            for option_key, option_value in options.items()
-            if option_key in tool.arguments or not is_engine_question
-        },
+        {key: value for key, value in options.items() if key in tool.arguments or not is_engine_question},
     )
     call_arguments |= options
     models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])

@@ -166,8 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: _variant_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
-            for layer_name, variant_table in variants.items()
+            name: _variant_table(block, table) if isinstance(table, dict) else table for name, table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
 
@@ -684,11 +683,10 @@ def _reference_class() -> type[nn.Module]:
                 layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names
             )
             self.layer_kinds = [
-                f"{slot_name}, again"
-                if layer_names.index(slot_name) < layer_index
-                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
-                else slot_name
-                for layer_index, slot_name in enumerate(layer_names)
+                f"{name}, again"
+                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
+                else name
+                for index, name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

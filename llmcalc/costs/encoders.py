@@ -113,9 +113,7 @@ def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tupl
         for tower_name, tower in spec.towers.items()
         if hasattr(tower, rule_field) and (tower.type != "projector" or tower.raw)
     ]
-    encoder_name = next(
-        (tower_name for tower_name in encoders if getattr(spec.towers[tower_name], rule_field) is not None), None
-    )
+    encoder_name = next((name for name in encoders if getattr(spec.towers[name], rule_field) is not None), None)
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoders:

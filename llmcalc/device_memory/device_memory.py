@@ -287,9 +287,7 @@ class CountedRun:
     ) -> None:
         self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [
-            stack_index for stack_index, layer_stack in enumerate(self.stacks) if layer_stack.is_extrapolated
-        ]
+        self.repeating: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
@@ -410,8 +408,7 @@ class CountedRun:
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        layer_stack.irregular_layers if layer_stack.repeats > RECORDED_REPEATS else layer_stack.layers
-        for layer_stack in layer_stacks(spec)
+        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(
@@ -422,11 +419,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    joint_peaks = {
-        allocation_place: peak
-        for replay_result in replay_results
-        for allocation_place, peak in replay_result.peaks.items()
-    }
+    joint_peaks = {place: peak for result in replay_results for place, peak in result.peaks.items()}
     return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 

@@ -28,9 +28,7 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {
-        stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
-    }
+    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
@@ -68,10 +66,7 @@ def extrapolate_layers(
             )
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
-    peaks = {
-        _module_in_full_model(allocation_place, stacks): peak
-        for allocation_place, peak in extrapolated_result.peaks.items()
-    }
+    peaks = {_module_in_full_model(place, stacks): peak for place, peak in extrapolated_result.peaks.items()}
     return highest_pass(
         ReplayResult(
             extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=bytes_per_repeat
@@ -193,9 +188,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             )
         stack_peaks.clear()
 
-    repeated_stacks = (
-        [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay_result.slopes else []
-    )
+    repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.slopes else []
     repeat_ends = {
         layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay_result.slopes

@@ -489,9 +489,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     Ranks that do not divide an encoder of images or audio have it whole.
     """
     program_root = spec.shared_program.root
-    encoder_scopes = [
-        module_scope for module_scope in program_root.scopes() if module_scope.about.get("optional") == TOWERS.name
-    ]
+    encoder_scopes = [scope for scope in program_root.scopes() if scope.about.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoder_scopes for operation in module_scope.steps()}
     operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(

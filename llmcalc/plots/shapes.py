@@ -122,10 +122,8 @@ def plot_aspect_ratios(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (panel_ax, _draw_scatter(panel_ax, models, title, x_axis_quantity))
-        for panel_ax, (title, x_axis_quantity) in zip(
-            axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
-        )
+        (panel_ax, _draw_scatter(panel_ax, models, title, quantity))
+        for panel_ax, (title, quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])

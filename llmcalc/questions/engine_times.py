@@ -39,9 +39,7 @@ def decoded_token_time(
     if layout.dp > 1 and layout.ep > 1:
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
-    chosen_formats = {
-        format_field: format_name for format_field, format_name in settings_formats.items() if format_name is not None
-    }
+    chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}
     run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

@@ -351,8 +351,7 @@ def ask_engine_fit(
 
     def report() -> Report:
         token_times = [
-            decoded_token_time(engine_question.preset, engine, version, layout_option, user_count)
-            for layout_option in options
+            decoded_token_time(engine_question.preset, engine, version, option, user_count) for option in options
         ]
         return fit_report(engine_use, options, token_times, user_count, is_named, user_limit)
 

@@ -117,9 +117,7 @@ class _LoggedRun:
 
 def read_flags(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {
-        engine_flag.field_name: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle
-    }
+    flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_idle}
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in parsed_log.flags.items():
@@ -180,11 +178,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             schemeless_run = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
             _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
-        computed_bytes = {
-            (memory_term.name, memory_term.device): memory_term.bytes
-            for memory_term in engine_memory.terms
-            if memory_term.bytes
-        }
+        computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
         computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
         if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
             computed_bytes[("kv_cache", "")] = 0
@@ -205,9 +199,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         logged_run.missing.remove(NO_MEMORY)
     if engine_memory is not None and hardware is None and not has_logged_layer_split:
         known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
-        computed_bytes = {
-            term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
-        }
+        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
     compared_terms = tuple(
         _term_beside_logged_value(memory_term, parsed_log, preset, computed_bytes) for memory_term in parsed_log.terms
     )
@@ -266,11 +258,7 @@ def _engine_run(
         ),
         0,
     )
-    if (
-        uses_logged_cache
-        and cache
-        and any(engine_flag.field_name == CACHE_SIZE for engine_flag in engine.known_flags())
-    ):
+    if uses_logged_cache and cache and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
         engine_flags[CACHE_SIZE] = cache
     scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
@@ -304,9 +292,7 @@ def _engine_run(
     logged_run.notes.extend(engine_memory.notes)
     if not parsed_log.refused:
         return version, engine_memory, ""
-    measured_bytes = {
-        memory_term.name: memory_term.value for memory_term in parsed_log.terms if memory_term.unit == "bytes"
-    }
+    measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
     logged_sizes = LoggedSizes(
         logged_run.question.file,
         bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
@@ -322,9 +308,7 @@ NO_ROOM = "computed, nothing is left for the cache: the log does not show all of
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
     """Whether the log is of an engine that started, and prints the size of its cache as one term."""
-    return not parsed_log.refused and any(
-        log_term.name == "kv_cache" and log_term.value > 0 for log_term in parsed_log.terms
-    )
+    return not parsed_log.refused and any(term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms)
 
 
 def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
@@ -400,9 +384,7 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
         cache = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(
-        cache_group.width is not None and cache_group.tokens == parsed_log.cache_tokens for cache_group in cache.groups
-    )
+    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache.groups)
     return cache.bytes if is_uniform else None
 
 
@@ -416,9 +398,7 @@ def _wrong_term_and_flag(
     if parsed_log.off:
         return parsed_log.off, parsed_log.flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    failing_terms = [
-        compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
-    ] or wrong_terms
+    failing_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
     if not failing_terms and not parsed_log.refused:
         return "", ""
     most_different_term = max(

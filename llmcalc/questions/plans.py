@@ -70,9 +70,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
             )
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
-            parallel_degrees: dict[str, Any] = {
-                group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
-            }
+            parallel_degrees: dict[str, Any] = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")}
             run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
         has_planned_run = True
         yield run_memory, replace(run_layout, framework=framework_record.name)

@@ -402,9 +402,7 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        supporting_frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
-        ]
+        supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
         expected_formats = (
             f"--framework {' or '.join(supporting_frameworks)}"
             if supporting_frameworks

@@ -509,11 +509,9 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
-        other_engines = [
-            f"--engine {engine_name}, or "
-            for engine_name in FOLDERS
-            if registered_engine(engine_name).is_timed_on(hardware)
-        ][:1]
+        other_engines = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][
+            :1
+        ]
         raise InputError(
             f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             "expected "

@@ -50,10 +50,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    part_rows = [
-        Row([name_prefix, element_count, element_count / total_elements])
-        for name_prefix, element_count in elements_by_prefix.items()
-    ]
+    part_rows = [Row([prefix, count, count / total_elements]) for prefix, count in elements_by_prefix.items()]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -131,10 +128,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
         for expected_tensor in tensor_match.missing
     ]
-    table_rows += [
-        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None])
-        for stored_tensor in tensor_match.extra
-    ]
+    table_rows += [Row(["extra", tensor.name, _shape_text(tensor.shape), None]) for tensor in tensor_match.extra]
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "

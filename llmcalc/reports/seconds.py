@@ -329,9 +329,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     unit_of_run = duration_unit(timed_run.seconds)
     time_parts = [
-        (part_name, seconds)
-        for part_name, seconds in timed_run.parts.items()
-        if seconds or part_name in ("work", "kernels")
+        (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
     table_rows: list[Row] = []

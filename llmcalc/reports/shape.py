@@ -81,8 +81,7 @@ def report(
     }
     if has_raw_table:
         raw_rows = [
-            {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
-            for shape_data in shapes_data
+            {**data, **data["literature"], "head_sizes": " ".join(map(str, data["head_sizes"]))} for data in shapes_data
         ]
         return Report(
             json_document,
@@ -327,8 +326,7 @@ def _active_text(shape_study: ShapeStudy) -> list[int]:
 
 def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
-        f"{study_finding.source} (arXiv:{study_finding.arxiv}): {study_finding.says}. Limits: {study_finding.limits}"
-        for study_finding in FINDINGS
+        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
     ]
     if shape_study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")

@@ -44,9 +44,7 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    flops_scale = units.decimal_scale(
-        max(utilization_row.flops_per_token for utilization_row in utilization.conventions), "FLOPs"
-    )
+    flops_scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),

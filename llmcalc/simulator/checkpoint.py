@@ -101,10 +101,7 @@ class CheckpointedRegion:
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
-                [
-                    _detached_result(autograd_graph, argument.unpack(), *grad_flags)
-                    for argument, *grad_flags in self.arguments
-                ]
+                [_detached_result(autograd_graph, argument.unpack(), *flags) for argument, *flags in self.arguments]
             )
         except _AllRecomputed:
             pass

@@ -261,7 +261,4 @@ class ValueTensors:
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [
-            ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
-            for module_call in self.frames
-        ]
+        return [ModuleFrame(call.scope, layer_index=call.layer_index, owner=call.owner) for call in self.frames]

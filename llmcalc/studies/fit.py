@@ -326,12 +326,7 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
         key=lambda setting_change: setting_change.fit.needed,
     )
-    return list(
-        {
-            setting_change.option: setting_change
-            for setting_change in (*fitting_changes, *insufficient_changes[:NEAREST])
-        }.values()
-    )
+    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -441,9 +436,7 @@ def changes_with_more_devices(
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
-    }
+    return {name: value for settings in setting_changes for name, value in settings.items()}
 
 
 def single_changes(
@@ -476,9 +469,7 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = run_settings.recompute or "none"
-    cheap_changes += [
-        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
-    ]
+    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
     batch = model_memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})

@@ -584,9 +584,7 @@ class LayoutOrder:
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
         counts_without_replicas = {
-            refusal_reason: layout_count
-            for refusal_reason, layout_count in counts_by_reason.items()
-            if refusal_reason != NO_REPLICAS
+            reason: count for reason, count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
         layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):

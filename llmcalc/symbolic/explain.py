@@ -77,8 +77,7 @@ def explain(
             _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
         ]
         formula_sections = [
-            replace(unfiltered_section, formulas=_nonzero_formulas(unfiltered_section.formulas))
-            for unfiltered_section in formula_sections
+            replace(section, formulas=_nonzero_formulas(section.formulas)) for section in formula_sections
         ]
         formula_sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation(
@@ -86,9 +85,7 @@ def explain(
             formulas,
             None,
         )
-    sections_of_nodes = (
-        _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
-    )
+    sections_of_nodes = (_section_of_node(formulas, node, quantity) for node in formulas.find_nodes(query))
     formula_sections = merge_sections(
         replace(formula_section, formulas=_remove_equal_forms(formula_section.formulas))
         for formula_section in sections_of_nodes

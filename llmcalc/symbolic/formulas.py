@@ -152,12 +152,7 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return (
-            ".".join(
-                name_part for node_name, label, _ in self.path_names for name_part in (node_name, label) if name_part
-            )
-            or "model"
-        )
+        return ".".join(part for name, label, _ in self.path_names for part in (name, label) if part) or "model"
 
 
 class Formulas:
@@ -326,11 +321,7 @@ class Formulas:
             if isinstance(node_place.node.op, KVCache)
             for _, head_size in node_place.node.op.vectors
         }
-        if (
-            stored_format.has_scale_per_head
-            or stored_format.latent
-            or any(head_size % block for head_size in head_sizes)
-        ):
+        if stored_format.has_scale_per_head or stored_format.latent or any(size % block for size in head_sizes):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
@@ -343,9 +334,7 @@ class Formulas:
         """
         import sympy
 
-        value_of_symbol = {
-            size_symbol: sympy.Rational(symbol_meaning.value) for size_symbol, symbol_meaning in self.meanings.items()
-        }
+        value_of_symbol = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
         if numeric_value != sympy.Rational(known_value):
@@ -384,8 +373,7 @@ class Formulas:
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
         repeated_terms = [
-            repeat_factors * rewrite_sums(sympy.Add(*layer_term))
-            for repeat_factors, layer_term in terms_by_repeat.items()
+            repeat_factors * rewrite_sums(sympy.Add(*term)) for repeat_factors, term in terms_by_repeat.items()
         ]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 

@@ -144,9 +144,7 @@ class CpuEvents:
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
     """Returns the outermost of nested operations that is a kernel; None without a kernel."""
-    return next(
-        (enclosing_operation for enclosing_operation in operations if _is_kernel(enclosing_operation.name)), None
-    )
+    return next((operation for operation in operations if _is_kernel(operation.name)), None)
 
 
 def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
@@ -182,8 +180,7 @@ def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | Non
 def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
     pending_events = [
-        (allocator_event, list[Any]())
-        for allocator_event in profiler_result.profiler.kineto_results.experimental_event_tree()
+        (event, list[Any]()) for event in profiler_result.profiler.kineto_results.experimental_event_tree()
     ]
     while pending_events:
         allocator_event, enclosing_events = pending_events.pop()
@@ -209,9 +206,7 @@ def _is_kernel(operation_name: str) -> bool:
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
-        op_schema
-        for op_schema in torch._C._jit_get_schemas_for_operator(operation_name)
-        if _is_callable_overload(op_schema)
+        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
     ]
     overload_names = [f"{op_schema.name}.{op_schema.overload_name}".rstrip(".") for op_schema in schemas]
     return any(

@@ -162,9 +162,7 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
                 lambda x, n, axis: x if axis == 1 else original_repeat_interleave(x, n, axis),
             )
         )
-    original_attributes = [
-        (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
-    ]
+    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
     try:
         for owner, module_name, replacement in changed_attributes:
             setattr(owner, module_name, replacement)

@@ -237,9 +237,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
-            biases = (
-                getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
-            )
+            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
             distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]

@@ -179,8 +179,7 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = F.silu(self.conv1d(qkv, forward_context, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                head_vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
-                for head_vectors in (q, k)
+                vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()

@@ -183,9 +183,7 @@ def _reference_class() -> type[nn.Module]:
                     mix_weights[input_name] = (
                         self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
                     )
-            return {
-                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
-            }
+            return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec

@@ -280,9 +280,7 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {
-        example_name: local_example.model_copy(update=changes) for example_name, changes in changes_by_example.items()
-    }
+    return {name: local_example.model_copy(update=changes) for name, changes in changes_by_example.items()}
 
 
 @cache

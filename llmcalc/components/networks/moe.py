@@ -130,11 +130,7 @@ class Latent(Part):
         return {
             "latent_in": nn.Linear(hidden_size, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, hidden_size, bias=self.bias),
-            **{
-                norm_name: norm.reference(ModelProperties(latent))
-                for norm_name, norm in norms.items()
-                if norm is not None
-            },
+            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
         }
 
 

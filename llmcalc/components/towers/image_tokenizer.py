@@ -348,9 +348,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (
-                build_norm(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
-            )
+            self.norm_1, self.norm_2 = (build_norm(spec, width, reads_codes) for width in (in_channels, channels))
             self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
             self.shortcut = nn.Conv2d(in_channels, channels, 1) if in_channels != channels else None

@@ -458,9 +458,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
     if not mixers_with_keys:
         return 1
     param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
-    attention_core = next(
-        (sibling_node.op for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
-    )
+    attention_core = next((node.op for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if attention_core is None or (
         param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
     ):
@@ -471,9 +469,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
-    attention_core = next(
-        (sibling_node for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
-    )
+    attention_core = next((node for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
         expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)

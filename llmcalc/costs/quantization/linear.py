@@ -119,9 +119,7 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        linear_formats = (
-            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
-        )
+        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
         return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
             ""
         }
@@ -227,9 +225,7 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(
-        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
-    )
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
         quantization_scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names)
     )

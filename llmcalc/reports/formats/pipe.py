@@ -79,9 +79,7 @@ def _bar_length(table: Table, line_width: int) -> int:
     if not bar_parts:
         return 0
     width_for_bar = (
-        line_width
-        - len(INDENT)
-        - sum(len(GAP) + column_width for column_width in _column_widths(_cell_texts(table.without_bars())))
+        line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
     return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= width_for_bar), 0)
 

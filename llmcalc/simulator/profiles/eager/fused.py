@@ -175,8 +175,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == "act" and recorded_value in scope_item.outs
-            for scope_item in scope_items
+            isinstance(item, Step) and item.verb == "act" and recorded_value in item.outs for item in scope_items
         )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
