@@ -179,10 +179,7 @@ def sort_options(
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
-        *(
-            {option_name: option_value for option_name, option_value in options_by_name.items() if option_name in names}
-            for names in names_by_subject
-        )
+        *({name: value for name, value in options_by_name.items() if name in names} for names in names_by_subject)
     )
 
 

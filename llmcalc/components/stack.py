@@ -205,9 +205,7 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(
-            field_name for fields_by_result in shared_results.values() for field_name in fields_by_result.values()
-        ):
+        if self.reads_no_embedding or not any(name for fields in shared_results.values() for name in fields.values()):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -526,11 +524,7 @@ class Stack(Component):
             ),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
             cls(num_hidden_layers=2, block=block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
-            cls(
-                num_hidden_layers=2,
-                block=block,
-                streams=TargetStates(states=1, start="joined", bias=True),
-            ),
+            cls(num_hidden_layers=2, block=block, streams=TargetStates(states=1, start="joined", bias=True)),
             cls(
                 num_hidden_layers=2,
                 block=grouped_conv_example(),
@@ -676,12 +670,8 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE: spec.block, **spec.variants}
-            self.lends = any(
-                getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in layer_names
-            )
-            self.layers = nn.ModuleList(
-                layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names
-            )
+            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in layer_names)
+            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [
                 f"{name}, again"
                 if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)

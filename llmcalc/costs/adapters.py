@@ -238,9 +238,7 @@ def linear_layer_names(
     """
     layer_names = dict.fromkeys(position.node.name for position, _ in linear_layers(node_tree, included_parts))
     if is_parallel:
-        layer_names |= dict.fromkeys(
-            node_position.node.name for node_position, _ in _expert_layers(node_tree, included_parts)
-        )
+        layer_names |= dict.fromkeys(position.node.name for position, _ in _expert_layers(node_tree, included_parts))
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
 

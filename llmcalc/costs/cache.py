@@ -155,8 +155,7 @@ class CacheSize:
             (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
         return [
-            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
-            for model_change, changed_size in changed_caches
+            WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
         ]
 
     @property

@@ -82,9 +82,7 @@ def skipped_by_early_stop(
         else:
             modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
-                (node_position, modules[module_path])
-                for module_path, node_position in _modules_below(layer)
-                if module_path in modules
+                (position, modules[path]) for path, position in _modules_below(layer) if path in modules
             ]
             flops_sum += sum(
                 times(_last_product_flops(module, position), position.times) for position, module in modules_of_layer

@@ -335,8 +335,7 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         short_run_repeats = {
-            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
-            for stack_index in self.repeating
+            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating
         }
         try:
             return [
@@ -371,25 +370,18 @@ class CountedRun:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {
-                stack_index: max(SHORT_RUN_REPEATS, layers // stacks[stack_index].period)
-                for stack_index in repeating_stacks
-            }
+            {index: max(SHORT_RUN_REPEATS, layers // stacks[index].period) for index in repeating_stacks}
             for layers in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            stack_index: min(
-                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
-            )
-            for stack_index in repeating_stacks
+            index: min(stacks[index].repeats, max(longer_repeats[index], shorter_repeats[index] + 1))
+            for index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].period
-            for stack_index in repeating_stacks
+            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].period for index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].period
-            for stack_index in repeating_stacks
+            (stacks[index].repeats - longer_repeats[index]) * stacks[index].period for index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers

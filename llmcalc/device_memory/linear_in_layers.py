@@ -38,8 +38,7 @@ def extrapolate_layers(
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
-        stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
-        for stack_index in short_run_repeats
+        index: replay_run({**short_run_repeats, index: SHORT_RUN_REPEATS + 1}) for index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
         added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
@@ -54,9 +53,7 @@ def extrapolate_layers(
             )
     for stack_index, longer_run in longer_runs.items():
         for allocation_place in [
-            allocation_place
-            for allocation_place in extrapolated_result.peaks
-            if stacks[stack_index].is_in_second_repeat(allocation_place)
+            place for place in extrapolated_result.peaks if stacks[stack_index].is_in_second_repeat(place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
@@ -198,9 +195,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
     for allocation_place, peak in replay_result.peaks.items():
         if allocation_place in repeat_ends:
             continue
-        layer_stack = next(
-            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
-        )
+        layer_stack = next((stack for stack in repeated_stacks if stack.is_in_second_repeat(allocation_place)), None)
         if layer_stack is not block_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
             add_stack_peaks()
             block_stack = layer_stack

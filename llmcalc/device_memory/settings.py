@@ -418,13 +418,7 @@ class Settings:
     ] = None
     lora_library: Annotated[
         Library | None,
-        Setting(
-            "Whose adapters run; libraries differ in casts and copies.",
-            "Training",
-            "peft",
-            TRAINING,
-            "lora_rank",
-        ),
+        Setting("Whose adapters run; libraries differ in casts and copies.", "Training", "peft", TRAINING, "lora_rank"),
     ] = None
     modules_to_save: Annotated[
         tuple[str, ...] | None,
@@ -440,10 +434,7 @@ class Settings:
     quantized_head: Annotated[
         bool | None,
         Setting(
-            "--base includes the output head, as in Lightning Fabric.",
-            "Training",
-            phases=TRAINING,
-            needs="lora_rank",
+            "--base includes the output head, as in Lightning Fabric.", "Training", phases=TRAINING, needs="lora_rank"
         ),
     ] = None
     quantized_experts: Annotated[

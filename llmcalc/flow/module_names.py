@@ -146,9 +146,7 @@ class ModuleNames:
             return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (path,)
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(
-            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(path_pattern, ())
-        )
+        matching_names = tuple(_fill_stars(name, layer_numbers) for name in layer_nodes.get(path_pattern, ()))
         joined_names = (_name_in_layer(layer, name) for layer in layers for name in matching_names)
         return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
@@ -231,8 +229,7 @@ class ModuleNames:
         table_keys_of_node: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys_of_node), child.name)
-            for child in node.children
+            child.name: (*(f"{key}.{child.name}" for key in table_keys_of_node), child.name) for child in node.children
         }
         outer_child_names = {
             module
@@ -392,8 +389,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     alternatives = [
         option
         for option in options
-        if len(option) > 1
-        and any(f"{word}.".startswith(f"{module_name}.") for word in first_names for module_name in option)
+        if len(option) > 1 and any(f"{word}.".startswith(f"{name}.") for word in first_names for name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 

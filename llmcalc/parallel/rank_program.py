@@ -412,9 +412,7 @@ class RankFlow(Flow):
         if not self.stage.last:
             self.result = self.exit
         computed_storage_ids = {
-            id(module_scope.first_layer_output)
-            for module_scope in self.root.scopes()
-            if module_scope.first_layer_output is not None
+            id(scope.first_layer_output) for scope in self.root.scopes() if scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(includes_idle=False):
             for recorded_value in operation.ins:

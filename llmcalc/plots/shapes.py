@@ -74,9 +74,7 @@ def _draw_curves(
             label=escape_label(model_name),
         )
         target_points = [
-            (x, y)
-            for x, y, model_shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True)
-            if model_shape.target
+            (x, y) for x, y, shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True) if shape.target
         ]
         for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)
@@ -206,16 +204,12 @@ def _draw_scatter(
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     if x_axis_quantity == "parameters":
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(
-            FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
-        )
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))
     ax.set_xlabel(x_axis_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
     median_value = sorted(model_point.y for model_point in model_points)[len(model_points) // 2] if model_points else 1
-    return sorted(
-        model_points, key=lambda model_point: -abs(model_point.y / median_value - median_value / model_point.y)
-    )
+    return sorted(model_points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:

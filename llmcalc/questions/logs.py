@@ -183,11 +183,7 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
             computed_bytes[("kv_cache", "")] = 0
             logged_run.notes.insert(0, NO_ROOM)
-        whole_cache = sum(
-            memory_term.bytes
-            for memory_term in engine_memory.terms
-            if memory_term.name == "kv_buffer" and memory_term.bytes
-        )
+        whole_cache = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
         if whole_cache:  # an excerpt prints the cache of all devices
             computed_bytes["kv_buffer", ""] = whole_cache
     has_logged_layer_split = (
@@ -250,14 +246,7 @@ def _engine_run(
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
-    cache = next(
-        (
-            memory_term.value
-            for memory_term in parsed_log.terms
-            if memory_term.name == "kv_cache" and memory_term.value > 0
-        ),
-        0,
-    )
+    cache = next((term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0)
     if uses_logged_cache and cache and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
         engine_flags[CACHE_SIZE] = cache
     scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
@@ -294,9 +283,7 @@ def _engine_run(
         return version, engine_memory, ""
     measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
     logged_sizes = LoggedSizes(
-        logged_run.question.file,
-        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
-        engine_memory.settings,
+        logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware) | measured_bytes, engine_memory.settings
     )
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")

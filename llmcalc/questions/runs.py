@@ -365,11 +365,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in launched_run.settings.items()
-        if setting_name != "precision"
-    }
+    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launched_run,

@@ -38,10 +38,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "tree": {
             "name": file_name,
             "params": checkpoint.elements,
-            "children": [
-                {"name": name_prefix, "params": element_count}
-                for name_prefix, element_count in elements_by_prefix.items()
-            ],
+            "children": [{"name": prefix, "params": count} for prefix, count in elements_by_prefix.items()],
         },
     }
     prefix_columns = (
@@ -101,9 +98,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             {"node": expected_tensor.node, "shape": list(expected_tensor.shape)}
             for expected_tensor in tensor_match.missing
         ],
-        "extra": [
-            {"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in tensor_match.extra
-        ],
+        "extra": [{"tensor": tensor.name, "shape": list(tensor.shape)} for tensor in tensor_match.extra],
         "misshapen": [
             {
                 "node": expected_tensor.node,

@@ -392,8 +392,7 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
         *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
     ]
     table_rows = [
-        Row([rank.rank, *(rank.device.by_kind.get(memory_kind, 0) for memory_kind in memory_kinds)])
-        for rank in cluster.by_rank
+        Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in memory_kinds)]) for rank in cluster.by_rank
     ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", table_columns, table_rows, name="kinds")]
 
@@ -454,11 +453,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:
         estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
-        notes += [
-            f"{cluster.settings.precision}: {memory_term.witness}"
-            for memory_term in estimated_terms
-            if memory_term.name == "tensors"
-        ]
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:

@@ -179,13 +179,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(
-            Table(
-                preset.display if is_first else "",
-                table_columns,
-                table_rows,
-                model_text,
-                without_repetitions(notes),
-            )
+            Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
         )
     rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
@@ -515,9 +509,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
     ]
     for formula_section in explanation.sections:
-        latex_lines.append(
-            _latex_comment(", ".join(node_path.path or "model" for node_path in formula_section.formula_nodes))
-        )
+        latex_lines.append(_latex_comment(", ".join(path.path or "model" for path in formula_section.formula_nodes)))
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [

@@ -200,10 +200,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
     terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
-    notes += [
-        f"{STATUS[memory_term.status]}: {displayed_term_name(memory_term)} ({memory_term.witness})"
-        for memory_term in terms_with_status
-    ]
+    notes += [f"{STATUS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized is not None:

@@ -82,9 +82,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [
-            timetable_chart.draw_line(timetable.spans[rank], model_chunk) for model_chunk in range(pipeline.chunk_count)
-        ]
+        chart_lines = [timetable_chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunk_count)]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [
                 rank if model_chunk == 0 else None,

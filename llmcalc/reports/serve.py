@@ -194,9 +194,7 @@ AT_RISK = "at risk"
 def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
-    servers_in_order = sorted(
-        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
-    )
+    servers_in_order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     table_rows = []
     for server_index in servers_in_order:
         server, server_point = servers.servers[server_index], servers.points[server_index]

@@ -73,21 +73,11 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(
-            f"{utilization_row.name}: {utilization_row.source}"
-            for utilization_row in utilization.conventions
-            if utilization_row.source
-        ),
+        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
     ]
     rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(
-        title,
-        columns,
-        table_rows,
-        f"{rate_text}, {headline}",
-        notes,
-        "utilization of a measured run",
-        "utilization",
+        title, columns, table_rows, f"{rate_text}, {headline}", notes, "utilization of a measured run", "utilization"
     )
 
 

@@ -173,10 +173,7 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(
-        model_verdict.ok and any(comparison.explained for comparison in model_verdict.checks)
-        for model_verdict in model_verdicts
-    ):
+    if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in model_verdicts):
         legend_texts.append("±: they differ, explained above")
     inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.within]
     if inexact_checks:

@@ -242,10 +242,7 @@ class RepeatAnalysis:
         if origin_repeats in self.orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
-        return next(
-            (order for order in self.orders if first_origins in (order[1:], order[:-1])),
-            [],
-        )
+        return next((order for order in self.orders if first_origins in (order[1:], order[:-1])), [])
 
     def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
@@ -259,9 +256,7 @@ class RepeatAnalysis:
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
             repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
-            self.repeat_cache[place_without_phase] = next(
-                (layer_repeat for layer_repeat in repeats if layer_repeat), None
-            )
+            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
@@ -410,9 +405,7 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
-        if any(
-            (number, 2, nbytes) in outer_events for number, layer_repeat, nbytes in outer_events if layer_repeat == 1
-        ):
+        if any((number, 2, nbytes) in outer_events for number, repeat, nbytes in outer_events if repeat == 1):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:

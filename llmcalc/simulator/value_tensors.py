@@ -245,9 +245,7 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
-        layer_index = next(
-            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
-        )
+        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:

@@ -62,8 +62,7 @@ class VisitMeter(Meter):
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
-            for visit_place, peak, work in self._visits
+            ModuleVisit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
 
@@ -128,8 +127,7 @@ class PassVisits(NamedTuple):
         """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
         module_visits = list(self.visits)
         module_visits[start_index:end_index] = [
-            module_visit._replace(bytes=module_visit.bytes + added_bytes)
-            for module_visit in module_visits[start_index:end_index]
+            visit._replace(bytes=visit.bytes + added_bytes) for visit in module_visits[start_index:end_index]
         ]
         return PassVisits(module_visits, self.work)
 

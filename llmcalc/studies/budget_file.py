@@ -140,11 +140,7 @@ class ModelBudget(Record):
     @property
     def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
-        return {
-            bound_key: quantity_bound
-            for bound_key in self.keys
-            if (quantity_bound := getattr(self, bound_key)) is not None
-        }
+        return {key: quantity_bound for key in self.keys if (quantity_bound := getattr(self, key)) is not None}
 
 
 class Budget(Record):
@@ -212,9 +208,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        bound_settings = {
-            setting_name: setting_value for setting_name, setting_value in fits_value.items() if setting_name != "on"
-        }
+        bound_settings = {name: value for name, value in fits_value.items() if name != "on"}
         _check_settings("fits", bound_settings, ("on",))
         return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}

@@ -296,12 +296,7 @@ def _memory_saving_changes(
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
     evaluate_changes = partial(
-        _evaluate_changes,
-        model_memory,
-        current_fit,
-        insufficient_bytes,
-        fit_with_engine,
-        most_changes=most_changes,
+        _evaluate_changes, model_memory, current_fit, insufficient_bytes, fit_with_engine, most_changes=most_changes
     )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [

@@ -200,9 +200,7 @@ class LayoutPlan:
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
         layouts_and_plans = [
-            (layout_plan, candidate)
-            for layout_plan in (self, *self.other_plans)
-            for candidate in layout_plan.plan.feasible
+            (plan, candidate) for plan in (self, *self.other_plans) for candidate in plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
             rank_by_candidate_id = {

@@ -99,9 +99,7 @@ class _PhaseCalculator:
             return None
         engine, version = engine_and_version(self.rollout.engine)
         if engine.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(
-                memory_term.bytes for memory_term in self._bytes_between_passes()
-            )
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
@@ -217,9 +215,7 @@ class _PhaseCalculator:
             frozen_weight_terms = (
                 self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
             )
-            yield from sorted(frozen_weight_terms, key=lambda memory_term: -memory_term.bytes)[
-                :1
-            ]  # one after the other
+            yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         row_count = rollout.sequences * rollout.logit_tokens

@@ -171,10 +171,7 @@ class TrainingTimes:
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(
-            time_stack,
-            *_optimizer_bytes_and_flops(model_memory),
-            updates_on_host,
-            is_stepwise_adamw(model_memory),
+            time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
@@ -466,11 +463,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
             / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [
-                component_kind
-                for component_kind in elements_by_component
-                if component_kind not in ("lm_head", "embedding")
-            ],
+            [kind for kind in elements_by_component if kind not in ("lm_head", "embedding")],
             head_kinds[:1],
         )
         if component_kinds

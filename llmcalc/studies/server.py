@@ -237,6 +237,4 @@ class Server:
 
     def most_requests_within_limits(self, latency_limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
-        return largest_number(
-            lambda request_count: not self.violated_limits(latency_limits, request_count), self.most_sequences
-        )
+        return largest_number(lambda count: not self.violated_limits(latency_limits, count), self.most_sequences)

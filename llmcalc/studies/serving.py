@@ -448,10 +448,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
         kv_dtype, (kv_dtype,)
     )
-    flag_word = next(
-        (text for prefix in dtype_prefixes for text in format_flag.words if text.startswith(prefix)),
-        None,
-    )
+    flag_word = next((text for prefix in dtype_prefixes for text in format_flag.words if text.startswith(prefix)), None)
     if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"

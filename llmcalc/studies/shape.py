@@ -541,9 +541,7 @@ def spread_evenly(
     log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
         target_log_ratio = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
-        nearest_index = min(
-            range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log_ratio)
-        )
+        nearest_index = min(range(len(sorted_sizes)), key=lambda index: abs(log_ratios[index] - target_log_ratio))
         if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]

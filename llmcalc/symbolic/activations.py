@@ -133,16 +133,12 @@ class ActivationFormulas:
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
-            formula_node
-            for _, formula_node in self.components()
-            if not formula_node.walk_indices and _path_names(formula_node)[-1] == query.lower()
+            node for _, node in self.components() if not node.walk_indices and _path_names(node)[-1] == query.lower()
         ]
         if extra_nodes:
             return extra_nodes
         named_nodes = self.formulas.find_nodes(query)
-        trained_nodes = [
-            formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
-        ]
+        trained_nodes = [node for node in named_nodes if node.optional in {"", *self.formulas.include}]
         if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
             hint_text = (

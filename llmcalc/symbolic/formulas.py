@@ -354,9 +354,7 @@ class Formulas:
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
         depth_symbols = {
-            size_symbol
-            for size_symbol, symbol_meaning in self.meanings.items()
-            if symbol_meaning.field.startswith("num_hidden_layers")
+            symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
         terms_without_layers: list[Any] = []
@@ -372,23 +370,14 @@ class Formulas:
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
-        repeated_terms = [
-            repeat_factors * rewrite_sums(sympy.Add(*term)) for repeat_factors, term in terms_by_repeat.items()
-        ]
+        repeated_terms = [factors * rewrite_sums(sympy.Add(*term)) for factors, term in terms_by_repeat.items()]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next(
-            (
-                size_symbol
-                for size_symbol, symbol_meaning in self.meanings.items()
-                if symbol_meaning.field == "hidden_size"
-            ),
-            None,
-        )
+        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
@@ -424,11 +413,7 @@ class Formulas:
         value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
 
         def symbols_of(field_names: frozenset[str]) -> list[Any]:
-            return [
-                size_symbol
-                for size_symbol, symbol_meaning in self.meanings.items()
-                if symbol_meaning.field in field_names
-            ]
+            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in field_names]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator

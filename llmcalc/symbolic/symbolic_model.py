@@ -393,14 +393,9 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait
-        for layer_name, layer in blocks_by_kind.items()
-        if layer_name != BASE
-        for trait in (layer_name, *_layer_traits(layer))
+        trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
     }
-    trait_of_base = next(
-        (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
-    )
+    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in other_traits), "base")
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
@@ -443,15 +438,11 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
         occurrences_of_letter = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
         for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [
-                size_occurrence for size_occurrence in occurrences_of_letter if size_occurrence.field == field
-            ]
+            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
-                size_occurrence: f"{base_name}_{subscripts[size_occurrence]}"
-                if subscripts[size_occurrence]
-                else base_name
-                for size_occurrence in occurrences_of_field
+                occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
+                for occurrence in occurrences_of_field
             }
     return symbol_names
 

@@ -127,9 +127,7 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def pass_bytes(
-        self, is_counted: Callable[[MemoryBlock], bool] = lambda memory_block: memory_block.is_counted
-    ) -> PassBytes:
+    def pass_bytes(self, is_counted: Callable[[MemoryBlock], bool] = lambda block: block.is_counted) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
         is_counted: whether a block counts; default blocks that the simulator counts.
@@ -189,9 +187,7 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
         )
         if is_gradient_sum or allocator_event.tag == torch._C._profiler._EventType.Allocation:
             yield allocator_event, enclosing_events
-        pending_events += [
-            (child_event, [*enclosing_events, allocator_event]) for child_event in allocator_event.children
-        ]
+        pending_events += [(event, [*enclosing_events, allocator_event]) for event in allocator_event.children]
 
 
 def _gradient_sum_bytes(allocator_event: Any) -> int:

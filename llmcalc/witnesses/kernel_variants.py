@@ -146,11 +146,7 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        mixers = [
-            module
-            for module_name, module in sys.modules.items()
-            if module_name.startswith("llmcalc.components.mixers.")
-        ]
+        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if kernel_choices.attention in ("flash", "sdpa"):

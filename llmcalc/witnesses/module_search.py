@@ -195,11 +195,7 @@ class _ModuleSearch:
         """
         list_names, _, list_part = list_names.partition("[")
         path_patterns = [part if "*" in part else f"{part}.*" for part in list_names.split(" + ")]
-        modules = [
-            module_path
-            for pattern_part in path_patterns
-            for module_path in self._matching_paths(_join_path(root, pattern_part))
-        ]
+        modules = [path for part in path_patterns for path in self._matching_paths(_join_path(root, part))]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(
@@ -253,9 +249,7 @@ class _ModuleSearch:
         has_equal_lists = len({len(repeat_modules) for repeat_modules in member_lists}) == 1
         for i in indices:
             repeat_modules = tuple(
-                repeat_modules[i]
-                for repeat_modules in member_lists[: None if has_equal_lists else 1]
-                if i < len(repeat_modules)
+                modules[i] for modules in member_lists[: None if has_equal_lists else 1] if i < len(modules)
             )
             if repeat_modules:
                 yield f"{module_path}.{i}", repeat_modules
@@ -345,10 +339,7 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     paths_outside_layers = {
-        tensor
-        for path, node_modules in modules_of_nodes.items()
-        if "layers." not in path
-        for tensor in node_modules.modules
+        tensor for path, modules in modules_of_nodes.items() if "layers." not in path for tensor in modules.modules
     }
     for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""

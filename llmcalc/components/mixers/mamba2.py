@@ -295,13 +295,7 @@ def _reference_class() -> type[nn.Module]:
                 tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
             )
             stored_state = self.ssm_state.only_tensor(forward_context)
-            scan_output, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)),
-                time_step,
-                b,
-                c,
-                stored_state,
-            )
+            scan_output, last_state = self.scan(x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state)
             self.ssm_state.keep(forward_context, last_state)
             return self.out_proj(self._gated_output(scan_output.flatten(2), gate))
 

@@ -399,9 +399,7 @@ def _reference_class() -> type[nn.Module]:
                 self.gate = spec.output_gate.gate_func
             self.sinks = vector_module(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
-                heads * spec.v_head_dim,
-                model_properties.output_size or hidden,
-                bias=spec.attention_bias or spec.o_bias,
+                heads * spec.v_head_dim, model_properties.output_size or hidden, bias=spec.attention_bias or spec.o_bias
             )
             self.core = softmax_core_class()()
             if not spec.kv_shared:

@@ -186,9 +186,7 @@ class MobileNet(TowerPart):
     @property
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
-        patch_side = 2 * prod(
-            _total_stride(block_group.blocks) for stage in self.stages for block_group in stage.groups
-        )
+        patch_side = 2 * prod(_total_stride(group.blocks) for stage in self.stages for group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property

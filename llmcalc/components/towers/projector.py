@@ -318,11 +318,7 @@ class Projector(TowerPart):
                 merge=2,
                 norm=layernorm,
             ),
-            cls(
-                input_size=10,
-                maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)),
-                merge=2,
-            ),
+            cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
             cls(
                 input_size=10,
                 maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),

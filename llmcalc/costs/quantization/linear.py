@@ -126,9 +126,7 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def has_square_blocks(self) -> bool:
-        linear_formats = (
-            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
-        )
+        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
@@ -160,11 +158,7 @@ class LinearScheme(QuantizationScheme):
         ):
             return None
         module_group = next(
-            (
-                layer_group
-                for layer_group in self.groups
-                if layer_group.modules is None or param.names in layer_group.modules
-            ),
+            (group for group in self.groups if group.modules is None or param.names in group.modules),
             None,
         )
         if module_group is None:
@@ -192,10 +186,7 @@ class LinearScheme(QuantizationScheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry
-            for layer_group in self.groups
-            if layer_group.modules is not None
-            for list_entry in layer_group.modules.unused_entries
+            entry for group in self.groups if group.modules is not None for entry in group.modules.unused_entries
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""

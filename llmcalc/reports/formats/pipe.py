@@ -138,8 +138,7 @@ def line_count(table: Table, line_width: int) -> int:
 def _cell_texts(table: Table) -> list[list[str]]:
     """Returns the cells of the heading and of every row, as text."""
     row_texts = [
-        [cell_text(cell_column, cell) for cell_column, cell in zip(table.columns, row.cells, strict=True)]
-        for row in table.rows
+        [cell_text(column, cell) for column, cell in zip(table.columns, row.cells, strict=True)] for row in table.rows
     ]
     for row, row_cells in zip(table.rows, row_texts, strict=True):
         row_cells[0] = INDENT * row.depth + row_cells[0]

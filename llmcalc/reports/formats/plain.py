@@ -98,10 +98,7 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
         }
         for row_cells in _rows_with_parents(table)
     ]
-    cleaned_rows = [
-        {column_key: None if raw_value == "" else raw_value for column_key, raw_value in row.items()}
-        for row in raw_rows
-    ]
+    cleaned_rows = [{key: None if raw_value == "" else raw_value for key, raw_value in row.items()} for row in raw_rows]
     return cleaned_rows if column_keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 

@@ -193,11 +193,7 @@ class FusedAttention(AttentionKernels):
                     operation.name,
                 )
             return self.run_attention_core(
-                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias),
-                q,
-                k,
-                v,
-                bias,
+                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias), q, k, v, bias
             )
         mask = selection_mask
         if is_masked and mask is None:
