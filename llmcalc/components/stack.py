@@ -213,8 +213,7 @@ class Stack(Component):
                 if field_name and result_kind not in layers_with_scores:
                     raise ValueError(
                         f"{field_name}: no layer below '{layer_name}' attends alike and makes what it would share; "
-                        "expected a "
-                        "layer below that does"
+                        "expected a layer below that does"
                     )
                 if not field_name:
                     layers_with_scores.add(result_kind)

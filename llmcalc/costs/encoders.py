@@ -119,8 +119,7 @@ def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tupl
     if encoders:
         raise InputError(
             f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
-            "and its "
-            "tokens in --seq"
+            "and its tokens in --seq"
         )
     raise InputError(
         f"--{rule_field}: no encoder of {input_name} is counted beside the text model; expected no --{rule_field}"

@@ -162,8 +162,7 @@ class RankShare(NamedTuple):
         if divides_tokens and run_config.batch * seq % layout.tp:
             raise InputError(
                 f"--tp {layout.tp}: its ranks divide the {run_config.batch * seq:,} tokens; expected --batch times "
-                "--seq in "
-                f"multiples of {layout.tp}"
+                f"--seq in multiples of {layout.tp}"
             )
         if layout.cp == 1:
             return run_config

@@ -424,8 +424,7 @@ class RankFlow(Flow):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
                         f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage "
-                        "computes, "
-                        "which is not modelled; expected --pp 1"
+                        "computes, which is not modelled; expected --pp 1"
                     )
             computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.outs}
 

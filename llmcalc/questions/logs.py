@@ -275,8 +275,7 @@ def _engine_run(
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         logged_run.notes.append(
             f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
-            "which "
-            "the log does not show; the checkpoint may say so"
+            "which the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(engine_memory.notes)
     if not parsed_log.refused:

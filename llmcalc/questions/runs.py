@@ -319,9 +319,8 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         known_preset = known_model(model_name) if _PATH.match(model_name) else None
         if known_preset is None:
             raise InputError(
-                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, "
-                "a preset, a "
-                "config.json or a hub id"
+                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a "
+                "preset, a config.json or a hub id"
             ) from None
         model_name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "

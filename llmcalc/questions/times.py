@@ -286,9 +286,8 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
     sequences_per_pass = layout.dp * int(run_memory.states.workload.batch)
     if global_batch % sequences_per_pass:
         raise InputError(
-            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, "
-            f"a micro-batch of each of {layout.dp} "
-            "replicas"
+            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, a micro-batch of each of "
+            f"{layout.dp} replicas"
         )
     return global_batch // sequences_per_pass
 
@@ -514,7 +513,6 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         ]
         raise InputError(
             f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
-            "expected "
-            f"{''.join(other_engines)}{engine_record.supported_accelerators}"
+            f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"
         )
     return engine_record.software_stack(parse_version(version.version))

@@ -127,8 +127,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "
-        f"{len(tensor_match.extra):,} extra, "
-        f"{len(tensor_match.misshapen):,} misshapen"
+        f"{len(tensor_match.extra):,} extra, {len(tensor_match.misshapen):,} misshapen"
     ]
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")

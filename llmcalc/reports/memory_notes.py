@@ -272,8 +272,7 @@ def _kernels_note(run_memory: Memory) -> str:
         return ""
     return (
         f"recurrent layers are counted with the kernels of {' and '.join(kernel_packages)}; where they are not "
-        "installed, "
-        "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
+        "installed, transformers runs loops of torch, which took up to 2.1 times as much on an H200"
     )
 
 
@@ -313,7 +312,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     )
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
-        "states) = "
-        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
+        f"states) = {units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
     )
     return notes

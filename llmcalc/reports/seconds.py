@@ -143,8 +143,7 @@ def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     median_text, p90_text = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
-        f"were {median_text} off "
-        f"by median, one in ten by more than {p90_text}"
+        f"were {median_text} off by median, one in ten by more than {p90_text}"
     )
 
 
@@ -182,9 +181,8 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
-        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back "
-        f"({software_stack.exchange}); the "
-        "default, which gathers all tokens on every rank, takes longer"
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({software_stack.exchange}); "
+        "the default, which gathers all tokens on every rank, takes longer"
     ]
 
 

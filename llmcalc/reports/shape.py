@@ -296,8 +296,7 @@ def _shared_sizes_text(shape_study: ShapeStudy) -> str:
     return (
         f"held fixed: {width_name} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv_text}, "
         f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.width_step}, so that "
-        "head counts stay "
-        "integers"
+        "head counts stay integers"
     )
 
 
@@ -339,9 +338,7 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
         hidden_size, layers, aspect_ratio = shape_study.scaled
         notes.append(
             f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
-            f"{hidden_size:,.0f}, "
-            f"L = {layers:.0f}. The exponents are that "
-            "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
-            "proportion to C^0.5"
+            f"{hidden_size:,.0f}, L = {layers:.0f}. The exponents are that preprint's, the constant is the model's; "
+            "L·h² then grows as C^0.80, unlike Chinchilla's N in proportion to C^0.5"
         )
     return notes

@@ -22,8 +22,7 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
         convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
             f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
-            "pairs is "
-            "below the peak"
+            "pairs is below the peak"
         ]
     dtype_bits = units.DTYPE_BITS[utilization.dtype]
     narrower_formats = [

@@ -271,13 +271,11 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     )
     parallel_kinds = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two "
-        f"steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
-        f"{run_info['seq']} "
-        "tokens per replica; loss: against one process",
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two steps "
+        f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"{run_info['seq']} tokens per replica; loss: against one process",
         f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
-        "largest "
-        "block of each: "
+        "largest block of each: "
         f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
     ]
 

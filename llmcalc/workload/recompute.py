@@ -125,6 +125,5 @@ def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str])
         if node_name not in existing_names:
             raise InputError(
                 f"--recompute nodes:{node_name}: no layer has that module; expected some of "
-                f"{', '.join(existing_names)}."
-                f"{suggest(node_name, existing_names)}"
+                f"{', '.join(existing_names)}.{suggest(node_name, existing_names)}"
             )

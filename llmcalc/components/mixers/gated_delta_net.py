@@ -82,9 +82,8 @@ class GatedDeltaNet(TokenMixer):
         key_heads, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
         if value_heads % key_heads:
             raise ValueError(
-                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; "
-                "expected a divisor "
-                f"of {value_heads}"
+                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; expected a "
+                f"divisor of {value_heads}"
             )
         return self
 

@@ -96,9 +96,8 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
         if tower.type == "projector" and tower.encoders > 1:
             if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
                 raise ValueError(
-                    f"towers.{reader_name}.input_size: {tower.input_size}; "
-                    f"expected {sum(input_widths.values())}, the widths "
-                    f"of the {tower.encoders} encoders before it together"
+                    f"towers.{reader_name}.input_size: {tower.input_size}; expected {sum(input_widths.values())}, the "
+                    f"widths of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
             candidate_widths = {name: tower.encoder_layers * input_width for name, input_width in input_widths.items()}

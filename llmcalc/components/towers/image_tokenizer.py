@@ -106,9 +106,8 @@ class ImageTokenizer(TowerPart):
         for multiplier in self.channel_multiplier:
             if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
-                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no "
-                    f"{self.norm_groups} equal "
-                    f"groups; expected multiples of {self.norm_groups}"
+                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no {self.norm_groups} "
+                    f"equal groups; expected multiples of {self.norm_groups}"
                 )
         if not self.over_frames and self.temporal_levels:
             raise ValueError("temporal_levels: halves frames of videos; expected 0, or over_frames = true")

@@ -72,9 +72,8 @@ class ModuleList:
         for list_entry in self.entries:
             if ONE_EXPERT.search(list_entry):
                 raise InputError(
-                    f"quantization_config.{config_field}: '{list_entry[:60]}' names one expert; expected entries "
-                    "that treat "
-                    "all experts of a layer alike"
+                    f"quantization_config.{config_field}: '{list_entry[:60]}' names one expert; expected entries that "
+                    "treat all experts of a layer alike"
                 )
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
