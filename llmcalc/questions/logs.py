@@ -154,23 +154,22 @@ def ask_log(log_question: LogQuestion) -> ReportedAnswer:
 def explain_log(log_question: LogQuestion) -> ExplainedLog:
     """Returns the logged bytes together with the computed bytes of the same run."""
     parsed_log = read_log(log_question.file, read_log_text(log_question.file))
-    logged_run = _LoggedRun(parsed_log, log_question)
+    is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     engine_memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    suggested_flag = ""
-    is_too_large = False
+    suggested_flag, is_too_large = "", False
     if log_question.run is not None:
-        if parsed_log.program in FOLDERS:
+        if is_engine_log:
             raise InputError(f"--launch: the log of {parsed_log.title} states its flags itself; remove the option")
         from .launched_logs import exceeds_device, launched_bytes
 
         computed_bytes, launch_notes = launched_bytes(parsed_log, log_question.run)
         logged_run.notes.extend(launch_notes)
         is_too_large = exceeds_device(parsed_log, computed_bytes.get(("process", ""), 0))
-    if parsed_log.program in FOLDERS:
+    if is_engine_log:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
             version, engine_memory, suggested_flag = _engine_run(logged_run, preset, hardware)
@@ -178,32 +177,11 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             schemeless_run = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
             _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
-        computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
-        computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
-        if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
-            computed_bytes[("kv_cache", "")] = 0
-            logged_run.notes.insert(0, NO_ROOM)
-        whole_cache = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
-        if whole_cache:  # an excerpt prints the cache of all devices
-            computed_bytes["kv_buffer", ""] = whole_cache
-    has_logged_layer_split = (
-        engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags
-    )
-    if (
-        has_logged_layer_split and NO_MEMORY in logged_run.missing
-    ):  # layers lie where the log says, whatever memory the devices have
-        logged_run.missing.remove(NO_MEMORY)
-    if engine_memory is not None and hardware is None and not has_logged_layer_split:
-        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
-        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
+        computed_bytes = _computed_bytes_of_engine(logged_run, engine_memory, hardware)
     compared_terms = tuple(
-        _term_beside_logged_value(memory_term, parsed_log, preset, computed_bytes) for memory_term in parsed_log.terms
+        _term_beside_logged_value(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms
     )
-    if (
-        parsed_log.program not in FOLDERS
-        and log_question.run is None
-        and any(memory_term.computed is None for memory_term in compared_terms)
-    ):
+    if not is_engine_log and log_question.run is None and any(term.computed is None for term in compared_terms):
         logged_run.missing.append(
             f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
             "file that starts it"
@@ -222,6 +200,31 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         tuple(logged_run.missing),
         tuple(dict.fromkeys(logged_run.notes)),
     )
+
+
+def _computed_bytes_of_engine(
+    logged_run: _LoggedRun, engine_memory: EngineMemory, hardware: Hardware | None
+) -> dict[tuple[str, str], int]:
+    """Returns the computed bytes of an engine's terms by name and device, with a note where the cache has no room.
+
+    hardware: the accelerator; None for an unknown one, on which only what does not depend on it is returned.
+    """
+    parsed_log = logged_run.reading
+    computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
+    computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
+    if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
+        computed_bytes[("kv_cache", "")] = 0
+        logged_run.notes.insert(0, NO_ROOM)
+    whole_cache = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
+    if whole_cache:  # an excerpt prints the cache of all devices
+        computed_bytes["kv_buffer", ""] = whole_cache
+    if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
+        if NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
+            logged_run.missing.remove(NO_MEMORY)
+    elif hardware is None:
+        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
+        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
+    return computed_bytes
 
 
 CACHE_SIZE = "kv_cache_memory_bytes"
