@@ -476,10 +476,7 @@ class Stack(Component):
         )
         shared_entry_layers = shared_entry_examples()
         ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
-        ngram_inputs = {
-            "finding": ngrams,
-            "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2}),
-        }
+        ngram_inputs = {"finding": ngrams, "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2})}
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate

@@ -39,10 +39,7 @@ def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Ax
     for budget_index, (model_name, shape_study) in enumerate(named_studies):
         _draw_curves(cache_axes, flops_axes, model_name, shape_study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
-    for panel_ax, title in (
-        (cache_axes, "KV cache per token"),
-        (flops_axes, "forward FLOPs per token / parameters"),
-    ):
+    for panel_ax, title in ((cache_axes, "KV cache per token"), (flops_axes, "forward FLOPs per token / parameters")):
         _format_ratio_axis(panel_ax, is_vertical=True)
         panel_ax.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))

@@ -442,10 +442,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     has_expert_capacity = getattr(
         cluster.own_settings, "moe_expert_capacity_factor", None
-    ) or cluster.settings.moe not in (
-        None,
-        DROPLESS,
-    )
+    ) or cluster.settings.moe not in (None, DROPLESS)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"

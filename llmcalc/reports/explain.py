@@ -111,11 +111,7 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "quantity": formula.quantity,
         **{
             key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
-            for key, style in (
-                ("symbolic", PLAIN),
-                ("latex", LATEX),
-                ("substituted", _style_with_numbers(explanation)),
-            )
+            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _style_with_numbers(explanation)))
         },
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),

@@ -51,10 +51,7 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset,
-    layout_plan: LayoutPlan,
-    nearest_text: str = "",
-    requested_sizes: Mapping[str, int] | None = None,
+    preset: Preset, layout_plan: LayoutPlan, nearest_text: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 

@@ -326,10 +326,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, lines_left = (
-                comparisons[:lines_left],
-                lines_left - len(comparisons[:lines_left]),
-            )
+            listed_checks, lines_left = (comparisons[:lines_left], lines_left - len(comparisons[:lines_left]))
             table_rows = [
                 Row(
                     [

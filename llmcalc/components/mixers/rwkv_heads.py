@@ -106,10 +106,7 @@ class RwkvHeadMix(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [
-            cls(num_heads=4, head_dim=6),
-            cls(num_heads=3, head_dim=8, shift_rank=5, decay_rank=7),
-        ]
+        return [cls(num_heads=4, head_dim=6), cls(num_heads=3, head_dim=8, shift_rank=5, decay_rank=7)]
 
 
 @cache
