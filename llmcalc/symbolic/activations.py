@@ -107,7 +107,7 @@ class ActivationFormulas:
     def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
-        formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
+        formula = self.formulas.formula_of_activations(symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
         node_in_symbols = (
             node.symbolic_node

@@ -236,20 +236,19 @@ class Formulas:
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), numeric_value, node
         )
 
-    def formula_of_value(
-        self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
+    def formula_of_activations(
+        self, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula for an expression whose numeric value is known.
+        """Returns the formula of saved activations for an expression whose numeric value is known.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
         Raises `ArithmeticError` if it has another value.
         """
         if not self.has_symbols:
-            return Formula(quantity, Fraction(known_value), Fraction(known_value), Fraction(known_value))
-        formula = self._formula_with_forms(
-            quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(known_value), node
-        )
+            return Formula("activations", Fraction(known_value), Fraction(known_value), Fraction(known_value))
+        combined_expression = self._combine_equal_layers(expression, rewrite_sums)
+        formula = self._formula_with_forms("activations", combined_expression, Fraction(known_value), node)
         if formula.hidden_expression is None:
             return formula
         return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))

@@ -136,7 +136,7 @@ class MLA(OptionalWindowMixer):
             )
         if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
             raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
-        self.position.check_full_rotation("qk_rope_head_dim")
+        self.position.check_full_rotation()
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
