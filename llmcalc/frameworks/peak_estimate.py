@@ -29,7 +29,6 @@ from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
-from ..simulator.meter import Meter
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -48,16 +47,6 @@ class PeakByPath(NamedTuple):
     """
 
     by_path: Mapping[str, int]
-
-    @staticmethod
-    def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
-        peak_by_path: dict[str, int] = {}
-        for allocation_place, module_peak in memory_meter.peaks.items():
-            peak_by_path[allocation_place.path] = max(
-                peak_by_path.get(allocation_place.path, 0), module_peak.bytes - bytes_before
-            )
-        return PeakByPath(peak_by_path)
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
         """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
