@@ -41,6 +41,11 @@ def refuse_missing_units(run: RunQuestion) -> None:
         raise missing_units_error(precision, dtype, hardware)
 
 
+def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
+    """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+    return next(planned_runs(run))
+
+
 def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """Yields a plan's runs on one device, each with its layout options and the training framework.
 

@@ -242,7 +242,7 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
-    from .plans import planned_runs
+    from .plans import planned_run
 
     if run.launch is not None:
         framework_record = framework(run.launch.framework)
@@ -250,7 +250,7 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
     layout = run.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run.settings.lora_rank is not None
-        _, layout = next(planned_runs(_without_adapters(run) if needs_framework else run))
+        _, layout = planned_run(_without_adapters(run) if needs_framework else run)
         framework_record = framework_of(layout)
         return run.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
