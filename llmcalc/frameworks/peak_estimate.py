@@ -150,8 +150,7 @@ def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number
         if tensor.shape
     )
     return parameter_count + sum(
-        exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
-        for tensor, padded_rows in padded_tensors
+        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
     )
 
 
@@ -359,11 +358,9 @@ class PeakEstimate:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(stage_peaks) - batch.saved
-                for stage_peaks, batch, batch_count in zip(
-                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
-                )
-                if batch_count
+                max(peaks) - batch.saved
+                for peaks, batch, count in zip(chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True)
+                if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
@@ -424,9 +421,7 @@ class PeakEstimate:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
         node_tree = cached_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
-        tree_nodes = [
-            tree_node for tree_node in node_tree.walk() if not tree_node.optional or tree_node.optional in self.include
-        ]
+        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
         parameter_count = node_tree.total(count_parameters, include=self.include)
@@ -437,21 +432,12 @@ class PeakEstimate:
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count
-            - sum(tree_node.total(count_parameters, self.include) for tree_node in layers),
-            largest_layer=max(
-                (tree_node.cost_per_repeat(count_parameters, self.include) for tree_node in layers), default=0
-            ),
+            outside_layers=parameter_count - sum(node.total(count_parameters, self.include) for node in layers),
+            largest_layer=max((node.cost_per_repeat(count_parameters, self.include) for node in layers), default=0),
             largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
-            largest_in_layers=max(
-                (tree_node.cost_of_operation(count_parameters) for tree_node in layer_nodes), default=0
-            ),
+            largest_in_layers=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
             largest_matrix=max(
-                (
-                    tree_node.cost_of_operation(count_parameters)
-                    for tree_node in layer_nodes
-                    if not _has_routed_experts(tree_node)
-                ),
+                (node.cost_of_operation(count_parameters) for node in layer_nodes if not _has_routed_experts(node)),
                 default=0,
             ),
         )

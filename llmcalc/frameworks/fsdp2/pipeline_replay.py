@@ -292,9 +292,7 @@ def _recorded_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(
-        recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    )
+    schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = schedule_recorder
     for _ in range(2):

@@ -194,11 +194,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    replay_result.peaks = {
-        module_path: module_peak
-        for module_path, module_peak in memory_meter.peaks.items()
-        if module_path.phase in PHASES
-    }
+    replay_result.peaks = {path: peak for path, peak in memory_meter.peaks.items() if path.phase in PHASES}
     replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 

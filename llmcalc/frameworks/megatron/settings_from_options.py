@@ -222,9 +222,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
     expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
-    adapts_experts = any(
-        program_step.verb == "experts" and program_step.name in adapters.targets for program_step in program_steps
-    )
+    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in program_steps)
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
     return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))

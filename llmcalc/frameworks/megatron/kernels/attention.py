@@ -35,9 +35,7 @@ NOT_MODELLED = {
 
 def unmodelled_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(
-        feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option)
-    )
+    feature_names = dict.fromkeys(name for option, name in NOT_MODELLED.items() if operation.options.get(option))
     if not feature_names:
         return ""
     return (
@@ -94,9 +92,7 @@ class AttentionKernels(LinearKernels):
     def split_columns(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
-        part_views = [
-            Tensor((row_count, part_width), x.dtype, x.storage, (x.shape[1], 1)) for part_width in part_widths
-        ]
+        part_views = [Tensor((row_count, width), x.dtype, x.storage, (x.shape[1], 1)) for width in part_widths]
         input_shape, dtype = x.shape, x.dtype
 
         def join_gradients(
