@@ -244,9 +244,8 @@ class ModuleNames:
             child_prefixes = parent_paths
         else:
             alternatives = _parse_alternatives(name_entry or node.name, separate_words)
-            separate_parts = (
-                [[node.name]] if "/" in (name_entry or "") else []
-            )  # checkpoints with the parts of a fused layer apart
+            # checkpoints with the parts of a fused layer apart
+            separate_parts = [[node.name]] if "/" in (name_entry or "") else []
             module_names = tuple(
                 dict.fromkeys(
                     module_name

@@ -128,9 +128,8 @@ class RankModel(ModelSpec):
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
             return bool(op.ranks * op.parts < tp)
-        if (
-            node_position.kind in ("embedding", "lm_head") and element_count != undivided_count
-        ):  # the last part of a vocabulary may be shorter
+        # the last part of a vocabulary may be shorter
+        if node_position.kind in ("embedding", "lm_head") and element_count != undivided_count:
             return False
         return tp > 1 and bool(element_count * tp > undivided_count)
 

@@ -140,9 +140,8 @@ class RankAxes:
             return AxisShard(
                 axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree
             )
-        is_single_group = (
-            axis.name == "groups" and axis_size == 1
-        )  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        is_single_group = axis.name == "groups" and axis_size == 1
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
             return AxisShard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
@@ -296,9 +295,8 @@ class RankFlow(Flow):
         if options.get("weight") is not None:
             undivided_weight = options["weight"]
             options["weight"] = weight = self._stage_copy(undivided_weight)
-            if (
-                weight is not undivided_weight and not weight.is_counted
-            ):  # the stage's head is a matrix of its own, transposed
+            # the stage's head is a matrix of its own, transposed
+            if weight is not undivided_weight and not weight.is_counted:
                 weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 

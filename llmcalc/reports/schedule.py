@@ -174,9 +174,8 @@ class TimetableChart(NamedTuple):
             if not visible_columns:
                 continue
             pass_name = f"{pass_kind}{micro_batch}"
-            if visible_columns.start > first_column or len(pass_name) > len(
-                visible_columns
-            ):  # its name is outside the window
+            # its name is outside the window
+            if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
             pass_name = (
                 pass_name.ljust(len(visible_columns), FILL) if span_chunk == model_chunk else " " * len(visible_columns)

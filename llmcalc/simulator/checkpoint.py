@@ -45,9 +45,8 @@ class CheckpointedRegion:
         self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
         self.alternate_operations: frozenset[str] = alternate_operations
-        if (
-            autograd_graph.pack_elsewhere is not None
-        ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+        # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+        if autograd_graph.pack_elsewhere is not None:
             autograd_graph.save_uncheckpointed(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
         self.arguments: list[tuple[SavedTensor, bool, bool]] = [
             (autograd_graph.save_uncheckpointed(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors

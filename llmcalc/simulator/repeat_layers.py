@@ -364,13 +364,11 @@ class RepeatAnalysis:
             and second_counterpart[1] < third_counterpart[1]
         ):
             return InnerRepeatEvent(0, second_storage, second_storage, nbytes, event_detail)
-        if (
-            second_counterpart is None and third_counterpart is not None and third_counterpart[1] == 1
-        ):  # the third repeat uses a storage of the second
+        # the third repeat uses a storage of the second
+        if second_counterpart is None and third_counterpart is not None and third_counterpart[1] == 1:
             return InnerRepeatEvent(-1, third_storage, second_storage, nbytes, event_detail)
-        if (
-            second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2
-        ):  # the second repeat uses a storage of the third
+        # the second repeat uses a storage of the third
+        if second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2:
             return InnerRepeatEvent(1, second_counterpart[0], third_storage, nbytes, event_detail)
         raise NotRepeatingError
 

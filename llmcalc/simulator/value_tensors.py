@@ -111,9 +111,8 @@ class ValueTensors:
         if recorded_value.of is None:
             raise self.unsupported("reads a value that no step has made")
         value_tensor, shape = self.tensor_of(recorded_value.of), self.shape(recorded_value)
-        if (
-            recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched
-        ):  # rows of every sequence alike
+        # rows of every sequence alike
+        if recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
             return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)

@@ -136,9 +136,8 @@ def largest_run(
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
-    block_tokens = (
-        cache_block_tokens(model_memory.settings, model_memory.states) or 1
-    )  # memory grows mostly by whole blocks of the cache
+    # memory grows mostly by whole blocks of the cache
+    block_tokens = cache_block_tokens(model_memory.settings, model_memory.states) or 1
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
     is_linear = block_tokens > 1 and model_memory.attention == "flash"
@@ -234,9 +233,8 @@ def largest_fitting_number(
             )
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
-        guess_count += (
-            lower_number > initial_lower_number or not is_predicted
-        )  # a prediction that is too large leaves one number
+        # a prediction that is too large leaves one number
+        guess_count += lower_number > initial_lower_number or not is_predicted
         lower_number, upper_number = (
             (candidate_number, upper_number)
             if excess_bytes(candidate_number) <= 0

@@ -271,9 +271,8 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterat
     tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
-            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
-                expected_tensor
-            )  # vectors are only compared by size
+            # vectors are only compared by size
+            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(expected_tensor)
     for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
             yield from combinations(sibling_tensors[:8], group_size)
@@ -304,9 +303,8 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
         for name_word in _name_words_of_node(expected_tensor)
     }
     tensor_shapes = {shape for shape, _ in missing_words}
-    tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
-        deque
-    )  # shape, word, stack → indices of extra tensors
+    # shape, word, stack → indices of extra tensors
+    tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(deque)
     for i, tensor in enumerate(tensor_match.extra):
         shape = _remove_unit_axes(tensor.shape)
         if shape in tensor_shapes:

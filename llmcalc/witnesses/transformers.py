@@ -119,9 +119,8 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
         with MetaDevice(), default_dtype(dtype):
-            model: nn.Module = (
-                model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
-            )  # XLNet creates some tensors on another device
+            # XLNet creates some tensors on another device
+            model: nn.Module = model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None

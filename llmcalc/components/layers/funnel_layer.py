@@ -244,9 +244,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            attn_output = self.core(
-                content_q, k, v, distance_scores + segment_scores[..., 1:]
-            )  # all tokens are in one segment
+            # all tokens are in one segment
+            attn_output = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):

@@ -223,9 +223,8 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._split_into_blocks(
-                forward_context.positions(0, tokens, device)[None] + 1
-            )  # 0 marks padding
+            # 0 marks padding
+            positions = self._split_into_blocks(forward_context.positions(0, tokens, device)[None] + 1)
             keys = self._join_neighbours(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (

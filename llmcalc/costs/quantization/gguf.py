@@ -208,9 +208,8 @@ class _ModelRules:
         self.fuses_qkv = quantization_mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
-        ordered_params = sorted(
-            params, key=lambda param: -1 if param.layer is None else param.layer
-        )  # the order of tensors in a file
+        # the order of tensors in a file
+        ordered_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
         self.value_indices = _first_occurrence_indices(
             _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
@@ -325,9 +324,8 @@ class _ModelRules:
             ggml_type = "Q5_K"
         elif gguf_mix_name in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
-        if (
-            self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K")
-        ):  # llama.cpp's test for a 70B model
+        # llama.cpp's test for a 70B model
+        if self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K"):
             ggml_type = "Q5_K"
         return "Q8_0" if self.expert_count == 8 else ggml_type
 
@@ -421,9 +419,8 @@ def _tensor_category(param: WeightTensor) -> str:
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
     if ".indexer." in param.path:
-        return (
-            "other" if "weights_proj" in sibling_names else "kept"
-        )  # MiniMax: the block indexer's matrices are too small to quantise
+        # MiniMax: the block indexer's matrices are too small to quantise
+        return "other" if "weights_proj" in sibling_names else "kept"
     if tensor_kind == "lm_head" and tensor_name in ("lm_head", "decoder"):
         return "output"
     if tensor_kind in ("feed_forward", "experts", "shared_expert"):
