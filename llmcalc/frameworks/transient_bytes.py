@@ -148,9 +148,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
     has_flat_parameters: whether a rank's shard of all parameters is one tensor, without rows.
     """
-    if (
-        training_config.optimizer_in_backward or training_config.adapters is not None
-    ):  # little: one tensor, or adapters alone
+    # little: one tensor, or adapters alone
+    if training_config.optimizer_in_backward or training_config.adapters is not None:
         return OptimizerStepBytes()
     dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype

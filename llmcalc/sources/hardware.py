@@ -143,9 +143,8 @@ def read_hardware(file_name: str) -> Hardware:
 def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> dict[str, Any]:
     """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
-    if (
-        "memory_bytes" in hardware_description
-    ):  # the driver's total and the sizes that are sold are of the preset's memory
+    # the driver's total and the sizes that are sold are of the preset's memory
+    if "memory_bytes" in hardware_description:
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base_description.pop(field, None)
     for field, field_value in hardware_description.items():

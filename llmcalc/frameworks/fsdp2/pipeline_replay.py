@@ -268,9 +268,8 @@ def _recorded_traces(
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
-    for group_size in (
-        (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
-    ):  # of one chunk some are always in flight
+    # of one chunk some are always in flight
+    for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
         training_run = ReplayedRank(sharded_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             model_chunk.lowering.run_only = {

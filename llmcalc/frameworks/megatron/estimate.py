@@ -31,11 +31,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
-        memory_estimate.spec,
-        parameter_bytes,
-        partial(measure_passes, memory_estimate),
-        included_parts,
-        context_bytes,
+        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
 
 

@@ -200,8 +200,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         raise reader.wrong(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
-            "--devices "
-            f"{fewest_devices}, or a multiple of it",
+            f"--devices {fewest_devices}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()

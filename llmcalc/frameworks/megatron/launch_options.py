@@ -104,8 +104,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
             options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
                 f"{option(option_name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
-                f"{options_text}, or "
-                "a change of the file"
+                f"{options_text}, or a change of the file"
             )
     layout = launched_run.layout
     parallel_sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}

@@ -153,10 +153,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
             pass_traces, chunk_records = recorded_chunks
             layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
-                pass_traces,
-                layers_before,
-                [model_chunk.parameters for model_chunk in chunk_records],
-                by_previous_pass,
+                pass_traces, layers_before, [model_chunk.parameters for model_chunk in chunk_records], by_previous_pass
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
@@ -165,10 +162,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces,
-        layers_before,
-        [model_chunk.parameters for model_chunk in rank_run.chunks],
-        by_previous_pass,
+        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], by_previous_pass
     )
 
 

@@ -170,9 +170,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     sequence_part_count = 2 * layout.cp
     if layout.cp > 1 and memory_estimate.states.workload.seq % sequence_part_count:
         raise InputError(
-            f"--seq {memory_estimate.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected "
-            "a multiple "
-            f"of {sequence_part_count}"
+            f"--seq {memory_estimate.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a "
+            f"multiple of {sequence_part_count}"
         )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")

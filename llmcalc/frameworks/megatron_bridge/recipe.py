@@ -141,8 +141,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.where}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings are in "
-        "Megatron-Bridge's "
-        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
+        f"Megatron-Bridge's own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 

@@ -131,9 +131,8 @@ def check_model(preset: Preset, version: EngineVersion) -> None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
     elif not ranges_at([own_classes], parse_version(version.version)):
         raise InputError(
-            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); "
-            f"expected --engine ollama==VERSION with a version from {own_classes.start} on and before "
-            f"{own_classes.to}"
+            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); expected --engine "
+            f"ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
         )
 
 

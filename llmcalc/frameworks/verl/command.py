@@ -280,9 +280,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         hsdp_replicas=world_size // shard_degree,
         reshard=reader.flag(config, f"{fsdp_section}.reshard_after_forward", True),
     )
-    has_flat_params = (
-        fsdp_strategy == "fsdp" and "lora_rank" not in settings
-    )  # its policy wraps each adapter on its own
+    # its policy wraps each adapter on its own
+    has_flat_params = fsdp_strategy == "fsdp" and "lora_rank" not in settings
     number_formats = {
         argument_name: str(config.get(f"{fsdp_section}.mixed_precision.{argument_name}", default_format))
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))

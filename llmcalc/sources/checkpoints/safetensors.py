@@ -66,14 +66,12 @@ def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
         if file_bytes < 10 or header_bytes < 2 or header_bytes > file_bytes - 8:
             raise InputError(
                 f"{path}: header length {header_bytes:,} in a file of {file_bytes:,} bytes; the file is truncated or "
-                "not a "
-                "safetensors checkpoint"
+                "not a safetensors checkpoint"
             )
         if header_bytes > byte_limit:
             raise InputError(
                 f"{path}: header length {header_bytes:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of "
-                "a "
-                "checkpoint"
+                "a checkpoint"
             )
         return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
 

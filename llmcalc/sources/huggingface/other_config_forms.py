@@ -126,8 +126,7 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
         if program_fields <= argument_names:
             raise InputError(
                 f"{', '.join(sorted(program_fields))}: fields of {program_name}; expected the config.json of the "
-                "model, or "
-                "a description in TOML, whose fields llmcalc schema lists"
+                "model, or a description in TOML, whose fields llmcalc schema lists"
             )
     if "model_type" in argument_names or "architectures" in argument_names:
         return model_args, []

@@ -267,9 +267,8 @@ class ExpertKernels(HeadKernels):
         rows_shape, dtype = y.shape, y.dtype
         token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
-            token_sums = autograd_graph.new_tensor(
-                (tokens, rows_shape[1]), dtype
-            )  # made twice (moe_utils.py, `unpermute`)
+            # made twice (moe_utils.py, `unpermute`)
+            token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [row_index]
         )
