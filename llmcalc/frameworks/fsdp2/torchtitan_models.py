@@ -251,7 +251,8 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     }
     network_tables = {"dense": _swiglu_table(llama_sizes.hidden()), "experts": _moe_table(expert_sizes)}
     layer_types = [
-        f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
+        f"{'nope' if llama4_sizes.nope_step and i % llama4_sizes.nope_step == 0 else 'rope'}-"
+        f"{'dense' if (i + 1) % llama4_sizes.moe_step else 'experts'}"
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
