@@ -216,9 +216,7 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        known_formats = [
-            DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
-        ]
+        known_formats = [DTYPE_NAMES.get(name, name) for name in PEAK_DTYPES if name in self.peak_flops]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
         if not known_formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._setting_hint('peak_flops')}")

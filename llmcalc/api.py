@@ -449,7 +449,8 @@ def fit(
         return ask_servers(questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices))
     _require_no_receipt(receipt)
     model = require_model(model)
-    from .questions.runs import RunQuestion, ask_fit, with_implied_phase
+    from .questions.fits import ask_fit
+    from .questions.runs import RunQuestion, with_implied_phase
 
     parsed_options = sort_options(options, fit, run=True, layout=True)
     run_options = run_options_of(
@@ -491,7 +492,8 @@ def plan(
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
     from .questions.options import TimeOptions
-    from .questions.runs import RunQuestion, plan_settings
+    from .questions.plans import plan_settings
+    from .questions.runs import RunQuestion
     from .questions.times import ask_timed_plan
     from .studies.plan import Order
 

@@ -179,14 +179,7 @@ def sort_options(
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
-        *(
-            {
-                option_name: option_value
-                for option_name, option_value in options_by_name.items()
-                if option_name in subject_names
-            }
-            for subject_names in names_by_subject
-        )
+        *({name: value for name, value in options_by_name.items() if name in names} for names in names_by_subject)
     )
 
 
@@ -196,9 +189,7 @@ def declared_options(options_class: type[OptionsOfCommand], arguments: Mapping[s
     arguments: all arguments by name; those that the class does not declare are left out.
     """
     declarations = declarations_of(options_class)
-    return options_class(
-        **checked_values(declarations, {option_name: arguments[option_name] for option_name in declarations})
-    )
+    return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
 
 
 def optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST) -> int | None:
@@ -256,11 +247,7 @@ def cache_format_of(format_name: Any) -> str:
 def _hardware_names(hardware: Any) -> list[str]:
     """Returns a list of accelerator names, from one name, several names or None."""
     hardware_names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
-    return [
-        validate_text("--hardware", hardware_name, "h100")
-        for hardware_name in hardware_names
-        if hardware_name is not None
-    ]
+    return [validate_text("--hardware", name, "h100") for name in hardware_names if name is not None]
 
 
 def require_model(model: Model | None) -> Model:

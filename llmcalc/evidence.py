@@ -98,9 +98,7 @@ class FrameworkEvidence:
 
 def parts_of_kinds(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names_by_kind: for each kind, a text with the parts' names."""
-    return tuple(
-        (part_kind, part_name) for part_kind, part_names in names_by_kind.items() for part_name in part_names.split()
-    )
+    return tuple((kind, name) for kind, names in names_by_kind.items() for name in names.split())
 
 
 LLAMA_PARTS = parts_of_kinds(
@@ -129,16 +127,12 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the names of the parts whose evidence has a verification status, without repetitions."""
-    return ", ".join(
-        dict.fromkeys(str(evidence_entry) for evidence_entry in evidence if evidence_entry.status == status)
-    )
+    return ", ".join(dict.fromkeys(str(entry) for entry in evidence if entry.status == status))
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the texts of the independent checks with a verification status, without repetitions."""
-    return "; ".join(
-        dict.fromkeys(evidence_entry.witness.name for evidence_entry in evidence if evidence_entry.status == status)
-    )
+    return "; ".join(dict.fromkeys(entry.witness.name for entry in evidence if entry.status == status))
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])

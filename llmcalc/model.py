@@ -651,9 +651,7 @@ def _reference_class() -> type[nn.Module]:
             if self.spec.embedding_kernel is not None:
                 kernel = self.spec.embedding_kernel
                 padded_embeddings = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
-                x = torch.cat(
-                    [padded_embeddings[:, layer_index : layer_index + x.shape[1]] for layer_index in range(kernel)], -1
-                )
+                x = torch.cat([padded_embeddings[:, index : index + x.shape[1]] for index in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_context: ForwardContext) -> Tensor:

@@ -116,9 +116,7 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
         problem_lines.append(
             "  by the module: "
             + ", ".join(
-                f"{module_name} {counted_params[module_name]:,}"
-                for module_name, _ in module.named_children()
-                if counted_params.get(module_name)
+                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
             )
         )
     return problem_lines

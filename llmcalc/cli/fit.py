@@ -66,7 +66,8 @@ def command(
     A largest number fits and the next one does not; a larger one may fit again, as bytes of torch do not only grow.
     Exit code 1 if it does not fit.
     """
-    from ..questions.runs import RunQuestion, ask_fit, with_implied_phase
+    from ..questions.fits import ask_fit
+    from ..questions.runs import RunQuestion, with_implied_phase
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 

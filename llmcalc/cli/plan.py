@@ -61,7 +61,8 @@ def command(
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
     from ..processes import several_processes
-    from ..questions.runs import RunQuestion, plan_settings
+    from ..questions.plans import plan_settings
+    from ..questions.runs import RunQuestion
     from ..questions.times import ask_timed_plan
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors

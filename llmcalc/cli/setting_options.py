@@ -108,11 +108,7 @@ def replace_parameter(
 
         def run(**typed_values: Any) -> None:
             command(
-                **{
-                    parameter_name: combine_options(
-                        {setting_name: typed_values.pop(setting_name) for setting_name in options}
-                    )
-                },
+                **{parameter_name: combine_options({name: typed_values.pop(name) for name in options})},
                 **typed_values,
             )
 

@@ -58,11 +58,7 @@ class Tool(NamedTuple):
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
-        common_schemas = {
-            argument_name: value_schema
-            for argument_name, value_schema in self.arguments.items()
-            if argument_name in self.common
-        }
+        common_schemas = {name: value_schema for name, value_schema in self.arguments.items() if name in self.common}
         other_names = ", ".join(argument_name for argument_name in self.arguments if argument_name not in self.common)
         note_texts: list[str] = []
         if other_names:
@@ -185,11 +181,7 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
     is_engine_question = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
-        {
-            option_key: option_value
-            for option_key, option_value in options.items()
-            if option_key in tool.arguments or not is_engine_question
-        },
+        {key: value for key, value in options.items() if key in tool.arguments or not is_engine_question},
     )
     call_arguments |= options
     models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])

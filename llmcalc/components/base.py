@@ -368,8 +368,7 @@ class TokenMixer(Component):
         type_name = type(self).model_fields["type"].default
         raise UnscalableError(
             f"attention of type '{type_name}' has sizes beside its heads, and no rule says what they are at another "
-            "width; "
-            f"{SCALABLE}"
+            f"width; {SCALABLE}"
         )
 
     def supported_score_bias(self) -> ScoreBias | None:

@@ -67,9 +67,8 @@ class PartChoice:
             )
         if not isinstance(part_or_table, dict):
             raise PydanticCustomError("model_type", "not a table")
-        type_name = (
-            part_or_table.get("type", self.default) if len(self.class_paths) > 1 else self.default
-        )  # one kind checks its own type
+        # one kind checks its own type
+        type_name = part_or_table.get("type", self.default) if len(self.class_paths) > 1 else self.default
         if not isinstance(type_name, str):
             raise PydanticCustomError("union_tag_not_found", "no type")
         if type_name not in self.class_paths:

@@ -93,10 +93,7 @@ HEADS = PartChoice(
 )
 """The model's head, on top of the last layer."""
 
-INDEXERS = PartChoice(
-    "indexer",
-    {"indexer": "mixers.indexer:Indexer", "pooled": "mixers.pooled_indexer:PooledIndexer"},
-)
+INDEXERS = PartChoice("indexer", {"indexer": "mixers.indexer:Indexer", "pooled": "mixers.pooled_indexer:PooledIndexer"})
 """Parts of latent attention that select the tokens to attend to."""
 
 BLOCK_INDEXERS = PartChoice(

@@ -84,13 +84,7 @@ class ConformerConvolution(Part):
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         conv_rows = ExtendedRows(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
         gated_x = recorder.conv(
-            "conv",
-            gated_x,
-            *conv_axes,
-            kernel=self.kernel_size,
-            groups=gated_x.width,
-            bias=self.bias,
-            rows=conv_rows,
+            "conv", gated_x, *conv_axes, kernel=self.kernel_size, groups=gated_x.width, bias=self.bias, rows=conv_rows
         )
         gated_x = self._record_projection(recorder, "pointwise", gated_x, *hidden) if self.separable else gated_x
         gated_x = gated_x.view(*hidden, new_rows=x.rows)

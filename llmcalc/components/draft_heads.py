@@ -67,8 +67,7 @@ class MedusaHeads(DraftHeads):
         head_states = [self._residual_layers(recorder, x, head_index) for head_index in range(self.num_heads)]
         if not self.shared_projection:
             return [
-                recorder.linear(f"lm_heads_{head_index}", head_state, proposed_tokens)
-                for head_index, head_state in enumerate(head_states)
+                recorder.linear(f"lm_heads_{index}", state, proposed_tokens) for index, state in enumerate(head_states)
             ]
         total_rows = MultipliedRows(of=x.rows, by=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)

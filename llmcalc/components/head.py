@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from .head_clusters import Clusters
     from .head_transform import Transform
 else:
-    Transform, Clusters = (
-        component_type("head_transform:Transform"),
-        component_type("head_clusters:Clusters"),
-    )
+    Transform, Clusters = (component_type("head_transform:Transform"), component_type("head_clusters:Clusters"))
     MedusaHeads, SpeculatorHeads = (
         component_type("draft_heads:MedusaHeads"),
         component_type("draft_heads:SpeculatorHeads"),

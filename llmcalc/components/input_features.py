@@ -51,9 +51,7 @@ class InputFeatures(StackPart):
         joined_embeddings = (
             x
             if len(embeddings) == 1
-            else recorder.cat(
-                *embeddings, axes=(JoinedShapes(tuple(feature_vector.axes for feature_vector in embeddings)),)
-            )
+            else recorder.cat(*embeddings, axes=(JoinedShapes(tuple(vector.axes for vector in embeddings)),))
         )
         recorder.hold(x=joined_embeddings)
         return recorder.linear("proj", joined_embeddings, *x.axes, bias=True, kind=self.kind)

@@ -71,11 +71,11 @@ class Rope(AttentionPosition):
         super().check_stack_position(stack_position, head_dim)
         self.check_rotary_size(head_dim, f"{stack_position.where}.position")
 
-    def check_full_rotation(self, size_field: str) -> None:
-        """Raises `ValueError` unless RoPE rotates all dimensions of the field `size_field`."""
+    def check_full_rotation(self) -> None:
+        """Raises `ValueError` unless RoPE rotates all dimensions of the field `qk_rope_head_dim`."""
         if self.rotary_dim is not None or self.partial_rotary_factor is not None:
             raise ValueError(
-                f"position: all {size_field} dimensions are rotated; expected no rotary_dim and no "
+                "position: all qk_rope_head_dim dimensions are rotated; expected no rotary_dim and no "
                 "partial_rotary_factor"
             )
 

@@ -256,9 +256,8 @@ def recurrent_state_class() -> type[nn.Module]:
 
         def keep(self, forward_context: ForwardContext, *tensors: Tensor) -> None:
             if forward_context.store is not None:
-                forward_context.store[self] = tuple(
-                    tensor.clone() for tensor in tensors
-                )  # a slice would keep the whole tensor alive
+                # a slice would keep the whole tensor alive
+                forward_context.store[self] = tuple(tensor.clone() for tensor in tensors)
 
     return RecurrentState
 

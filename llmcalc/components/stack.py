@@ -166,8 +166,7 @@ class Stack(Component):
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
         full_variants = {
-            layer_name: _variant_table(block, variant_table) if isinstance(variant_table, dict) else variant_table
-            for layer_name, variant_table in variants.items()
+            name: _variant_table(block, table) if isinstance(table, dict) else table for name, table in variants.items()
         }
         return {**stack_table, "variants": full_variants}
 
@@ -206,9 +205,7 @@ class Stack(Component):
             for layer_name, layer in self.layers_by_kind().items()
             if isinstance(layer.attention, TokenMixer)
         }
-        if self.reads_no_embedding or not any(
-            field_name for fields_by_result in shared_results.values() for field_name in fields_by_result.values()
-        ):
+        if self.reads_no_embedding or not any(name for fields in shared_results.values() for name in fields.values()):
             return
         layers_with_scores: set[object] = set()
         for layer_name in self.layer_names():
@@ -216,8 +213,7 @@ class Stack(Component):
                 if field_name and result_kind not in layers_with_scores:
                     raise ValueError(
                         f"{field_name}: no layer below '{layer_name}' attends alike and makes what it would share; "
-                        "expected a "
-                        "layer below that does"
+                        "expected a layer below that does"
                     )
                 if not field_name:
                     layers_with_scores.add(result_kind)
@@ -480,10 +476,7 @@ class Stack(Component):
         )
         shared_entry_layers = shared_entry_examples()
         ngrams = NgramInput(ngram_rows=40, ngram_heads=4, ngram_head_dim=3, streams=3, norm=rms)
-        ngram_inputs = {
-            "finding": ngrams,
-            "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2}),
-        }
+        ngram_inputs = {"finding": ngrams, "local": ngrams.model_copy(update={"conv_kernel_size": 3, "dilation": 2})}
         gate = PerLayerGate(hidden_size_per_layer_input=6, hidden_act="gelu")
         gemma_layer = Gemma4Layer(
             attention=grouped_attention, feed_forward=dense_network, norm=rms, per_layer_input=gate
@@ -527,11 +520,7 @@ class Stack(Component):
             ),
             cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
             cls(num_hidden_layers=2, block=block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
-            cls(
-                num_hidden_layers=2,
-                block=block,
-                streams=TargetStates(states=1, start="joined", bias=True),
-            ),
+            cls(num_hidden_layers=2, block=block, streams=TargetStates(states=1, start="joined", bias=True)),
             cls(
                 num_hidden_layers=2,
                 block=grouped_conv_example(),
@@ -677,18 +666,13 @@ def _reference_class() -> type[nn.Module]:
             repeated_pattern = spec.pattern * spec.num_hidden_layers
             layer_names = (*spec.first_layers, *repeated_pattern)[: spec.num_hidden_layers]
             layers_by_kind = {BASE: spec.block, **spec.variants}
-            self.lends = any(
-                getattr(layers_by_kind[slot_name].attention, "kv_shared", False) for slot_name in layer_names
-            )
-            self.layers = nn.ModuleList(
-                layers_by_kind[slot_name].reference(model_properties) for slot_name in layer_names
-            )
+            self.lends = any(getattr(layers_by_kind[name].attention, "kv_shared", False) for name in layer_names)
+            self.layers = nn.ModuleList(layers_by_kind[name].reference(model_properties) for name in layer_names)
             self.layer_kinds = [
-                f"{slot_name}, again"
-                if layer_names.index(slot_name) < layer_index
-                and not getattr(self.layers[layer_index], "has_equal_repeats", True)
-                else slot_name
-                for layer_index, slot_name in enumerate(layer_names)
+                f"{name}, again"
+                if layer_names.index(name) < index and not getattr(self.layers[index], "has_equal_repeats", True)
+                else name
+                for index, name in enumerate(layer_names)
             ]
             for layer_index, slot_name in enumerate(layer_names):
                 if slot_name in spec.shared_layers:

@@ -116,12 +116,7 @@ def split_targets(
         target_projections = (
             [target_name]
             if target_name in linear_names
-            else target_projections
-            or [
-                projection_name
-                for projection_name in OTHER_NAMES.get(target_name, ())
-                if projection_name in linear_names
-            ]
+            else target_projections or [name for name in OTHER_NAMES.get(target_name, ()) if name in linear_names]
         )
         projections |= dict.fromkeys(target_projections)
         if not target_projections:

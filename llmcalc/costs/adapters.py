@@ -71,9 +71,7 @@ class LowRankAdapters:
         """
         tensors = self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.experts else []
         for joint_layers in self._layer_products(node_tree, included_parts):
-            adapted_products = [
-                (node_position, op) for node_position, op in joint_layers if node_position.node.name in self.targets
-            ]
+            adapted_products = [(position, op) for position, op in joint_layers if position.node.name in self.targets]
             if adapted_products:
                 (node_position, op), out_width = adapted_products[0], 0
                 for _, linear_op in adapted_products:
@@ -238,13 +236,9 @@ def linear_layer_names(
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    layer_names = dict.fromkeys(
-        node_position.node.name for node_position, _ in linear_layers(node_tree, included_parts)
-    )
+    layer_names = dict.fromkeys(position.node.name for position, _ in linear_layers(node_tree, included_parts))
     if is_parallel:
-        layer_names |= dict.fromkeys(
-            node_position.node.name for node_position, _ in _expert_layers(node_tree, included_parts)
-        )
+        layer_names |= dict.fromkeys(position.node.name for position, _ in _expert_layers(node_tree, included_parts))
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in WITHOUT_ADAPTERS)]
 
 

@@ -139,10 +139,8 @@ class CacheSize:
                 group_key, 0
             ) + node_position.times * node_position.cost_of_operation(cached_bits)
         return [
-            CacheGroup(
-                cache_kind, layers[cache_kind, tokens, vector_width], tokens, vector_width, bits_to_bytes(bit_count)
-            )
-            for (cache_kind, tokens, vector_width), bit_count in bits_by_group.items()
+            CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(count))
+            for (kind, tokens, width), count in bits_by_group.items()
         ]
 
     @property
@@ -154,12 +152,10 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (model_change, replace(self, spec=spec, tree=_cached_tree(spec)))
-            for model_change, spec in changed_models(self.spec)
+            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
         return [
-            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
-            for model_change, changed_size in changed_caches
+            WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
         ]
 
     @property

@@ -74,8 +74,7 @@ class CacheFormat:
         head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(head_size))
-            for i, (heads, head_size) in enumerate(head_vectors)
+            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(head_vectors)
         ]
         if self.even and len(stored_vectors) == 2:
             (heads, key_size), (_, value_vector) = stored_vectors
@@ -171,9 +170,8 @@ def cache_format(format_name: str) -> CacheFormat:
         number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
         suggestion_text = suggest(normalized_name, [*number_formats, *FORMATS])
         raise InputError(
-            f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one "
-            "with scales "
-            f"({', '.join(FORMATS)}).{suggestion_text}"
+            f"unknown cache format '{format_name}': expected a number format ({', '.join(number_formats)}) or one with "
+            f"scales ({', '.join(FORMATS)}).{suggestion_text}"
         ) from None
     vector_format = VectorFormat(DTYPE_BITS[number_format_name])
     return CacheFormat(number_format_name, vector_format, vector_format, PLAIN)
@@ -205,8 +203,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
         if stored_format.has_scale_per_head:
             raise InputError(
                 f"{stored_format.name}: stores keys and values of heads, and the model's "
-                f"{cache_kind.replace('_', ' ')} "
-                f"holds others; {remedy_text}"
+                f"{cache_kind.replace('_', ' ')} holds others; {remedy_text}"
             )
         return counted_op.cache_bits(stored_format.keys.element_bits)
 

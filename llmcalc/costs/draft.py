@@ -35,14 +35,12 @@ def check_draft(
         shared_embedding_text = ", whose embedding it takes" if draft_model.from_target else ""
         raise InputError(
             f"{option}: its vocabulary of {draft_model.vocab_size:,} tokens is not the target's, "
-            f"{target_model.vocab_size:,}"
-            f"{shared_embedding_text}; expected {expected_draft}"
+            f"{target_model.vocab_size:,}{shared_embedding_text}; expected {expected_draft}"
         )
     states_reader = states_reader_of(draft_model)
     hidden_width = None if states_reader is None else states_reader.size or draft_model.hidden_size
     if hidden_width is not None and hidden_width != target_model.hidden_size:
         raise InputError(
             f"{option}: reads hidden states of width {hidden_width:,}, and the target's have "
-            f"{target_model.hidden_size:,}; expected "
-            "the draft of this target"
+            f"{target_model.hidden_size:,}; expected the draft of this target"
         )

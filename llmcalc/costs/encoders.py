@@ -113,16 +113,13 @@ def _encoder_and_rule(spec: ModelSpec, rule_field: str, input_name: str) -> tupl
         for tower_name, tower in spec.towers.items()
         if hasattr(tower, rule_field) and (tower.type != "projector" or tower.raw)
     ]
-    encoder_name = next(
-        (tower_name for tower_name in encoders if getattr(spec.towers[tower_name], rule_field) is not None), None
-    )
+    encoder_name = next((name for name in encoders if getattr(spec.towers[name], rule_field) is not None), None)
     if encoder_name is not None:
         return encoder_name, getattr(spec.towers[encoder_name], rule_field)
     if encoders:
         raise InputError(
             f"--{rule_field}: how the model's processor cuts {input_name} is not known; expected no --{rule_field}, "
-            "and its "
-            "tokens in --seq"
+            "and its tokens in --seq"
         )
     raise InputError(
         f"--{rule_field}: no encoder of {input_name} is counted beside the text model; expected no --{rule_field}"

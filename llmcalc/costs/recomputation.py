@@ -44,11 +44,7 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
     if recompute.nodes:
         check_node_names(
             recompute.nodes,
-            (
-                module_path
-                for layer, _ in _layers_and_steps(spec, run_config)
-                for module_path, _ in _modules_below(layer)
-            ),
+            (path for layer, _ in _layers_and_steps(spec, run_config) for path, _ in _modules_below(layer)),
         )
     for layer, _ in _layers_and_steps(spec, run_config):
         if recompute.core:
@@ -84,19 +80,12 @@ def skipped_by_early_stop(
         elif recompute.layers:
             flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_count(layer, recompute))
         else:
-            modules = {
-                module_path: module
-                for module_path, module in _scopes_by_path(module_scope)
-                if module_path in recompute.nodes
-            }
+            modules = {path: module for path, module in _scopes_by_path(module_scope) if path in recompute.nodes}
             modules_of_layer = [
-                (node_position, modules[module_path])
-                for module_path, node_position in _modules_below(layer)
-                if module_path in modules
+                (position, modules[path]) for path, position in _modules_below(layer) if path in modules
             ]
             flops_sum += sum(
-                times(_last_product_flops(module, node_position), node_position.times)
-                for node_position, module in modules_of_layer
+                times(_last_product_flops(module, position), position.times) for position, module in modules_of_layer
             )
     return flops_sum
 
@@ -116,12 +105,8 @@ def _last_product_flops(module_scope: ModuleScope, node_position: Place) -> Numb
 
 def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
-    node_positions = [
-        node_position for node_position in spec.tree().walk(run_config) if node_position.node.kind == "layer"
-    ]
-    layer_scopes = [
-        module_scope for module_scope in spec.shared_program.root.scopes() if module_scope.about.get("kind") == "layer"
-    ]
+    node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
+    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
     return zip(node_positions, layer_scopes, strict=True)
 
 

@@ -59,9 +59,7 @@ def tensors_from_layer(
         if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
         layer_indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
-        copy_count = (
-            node_position.times * sum(layer_index >= first_layer for layer_index in layer_indices) // int(layer.times)
-        )
+        copy_count = node_position.times * sum(index >= first_layer for index in layer_indices) // int(layer.times)
         if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
@@ -70,11 +68,7 @@ def tensors_from_layer(
 def layers_of(node_tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
     return tuple(
-        dict.fromkeys(
-            _path_without_indices(node_position)
-            for node_position in node_tree.walk()
-            if node_position.node.kind == "layer"
-        )
+        dict.fromkeys(_path_without_indices(position) for position in node_tree.walk() if position.node.kind == "layer")
     )
 
 

@@ -120,9 +120,7 @@ def context_bytes(compute_capability: str, multiprocessor_count: int | None) -> 
     multiprocessor_count: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known_capabilities = [
-        capability_name for capability_name in CONTEXTS if float(capability_name) <= float(compute_capability)
-    ]
+    known_capabilities = [name for name in CONTEXTS if float(name) <= float(compute_capability)]
     context_mib, measured_multiprocessors = CONTEXTS[
         known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
     ]
@@ -139,7 +137,4 @@ def workspace_bytes(workspace_config: str) -> int:
             f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
         )
     buffer_numbers = [int(number_text) for number_text in workspace_config.split(":")[1:]]
-    return sum(
-        buffer_kib * buffer_count * KIB
-        for buffer_kib, buffer_count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True)
-    )
+    return sum(kib * count * KIB for kib, count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True))

@@ -287,9 +287,7 @@ class CountedRun:
     ) -> None:
         self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [
-            stack_index for stack_index, layer_stack in enumerate(self.stacks) if layer_stack.is_extrapolated
-        ]
+        self.repeating: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
@@ -337,8 +335,7 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         short_run_repeats = {
-            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
-            for stack_index in self.repeating
+            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating
         }
         try:
             return [
@@ -373,25 +370,18 @@ class CountedRun:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {
-                stack_index: max(SHORT_RUN_REPEATS, layers // stacks[stack_index].period)
-                for stack_index in repeating_stacks
-            }
+            {index: max(SHORT_RUN_REPEATS, layers // stacks[index].period) for index in repeating_stacks}
             for layers in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            stack_index: min(
-                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
-            )
-            for stack_index in repeating_stacks
+            index: min(stacks[index].repeats, max(longer_repeats[index], shorter_repeats[index] + 1))
+            for index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].period
-            for stack_index in repeating_stacks
+            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].period for index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].period
-            for stack_index in repeating_stacks
+            (stacks[index].repeats - longer_repeats[index]) * stacks[index].period for index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
@@ -410,8 +400,7 @@ class CountedRun:
 def check_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many layers to replay one by one and no repeating pattern."""
     irregular_layers = sum(
-        layer_stack.irregular_layers if layer_stack.repeats > RECORDED_REPEATS else layer_stack.layers
-        for layer_stack in layer_stacks(spec)
+        stack.irregular_layers if stack.repeats > RECORDED_REPEATS else stack.layers for stack in layer_stacks(spec)
     )
     if irregular_layers > MOST_IRREGULAR_LAYERS:
         raise InputError(
@@ -422,11 +411,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the joint result of several runs in sequence."""
-    joint_peaks = {
-        allocation_place: peak
-        for replay_result in replay_results
-        for allocation_place, peak in replay_result.peaks.items()
-    }
+    joint_peaks = {place: peak for result in replay_results for place, peak in result.peaks.items()}
     return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
 
 

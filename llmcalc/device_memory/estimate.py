@@ -334,10 +334,7 @@ class Memory:
         frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
         evidence_from_source = [
             (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
-            (
-                frozen_base == "int8",
-                "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers",
-            ),
+            (frozen_base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (memory_use.adapters is not None and memory_use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(run_settings.lora_experts), "peft/tuners/lora/layer.py, ParamWrapper"),
             (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),

@@ -318,9 +318,7 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        allocation_place: peak
-        for allocation_place, peak in memory_meter.peaks.items()
-        if allocation_place.phase in inference_run.names
+        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names
     }
     replay_result.after = memory_meter.now
     if device is not None:

@@ -28,9 +28,7 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {
-        stack_index: SHORT_RUN_REPEATS for stack_index, layer_stack in enumerate(stacks) if layer_stack.is_extrapolated
-    }
+    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
         short_run.set_up,
@@ -40,8 +38,7 @@ def extrapolate_layers(
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
-        stack_index: replay_run({**short_run_repeats, stack_index: SHORT_RUN_REPEATS + 1})
-        for stack_index in short_run_repeats
+        index: replay_run({**short_run_repeats, index: SHORT_RUN_REPEATS + 1}) for index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
         added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
@@ -56,9 +53,7 @@ def extrapolate_layers(
             )
     for stack_index, longer_run in longer_runs.items():
         for allocation_place in [
-            allocation_place
-            for allocation_place in extrapolated_result.peaks
-            if stacks[stack_index].is_in_second_repeat(allocation_place)
+            place for place in extrapolated_result.peaks if stacks[stack_index].is_in_second_repeat(place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
@@ -68,10 +63,7 @@ def extrapolate_layers(
             )
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
-    peaks = {
-        _module_in_full_model(allocation_place, stacks): peak
-        for allocation_place, peak in extrapolated_result.peaks.items()
-    }
+    peaks = {_module_in_full_model(place, stacks): peak for place, peak in extrapolated_result.peaks.items()}
     return highest_pass(
         ReplayResult(
             extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=bytes_per_repeat
@@ -193,9 +185,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             )
         stack_peaks.clear()
 
-    repeated_stacks = (
-        [layer_stack for layer_stack in stacks if layer_stack.is_extrapolated] if replay_result.slopes else []
-    )
+    repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.slopes else []
     repeat_ends = {
         layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
         for allocation_place in replay_result.slopes
@@ -205,9 +195,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
     for allocation_place, peak in replay_result.peaks.items():
         if allocation_place in repeat_ends:
             continue
-        layer_stack = next(
-            (layer_stack for layer_stack in repeated_stacks if layer_stack.is_in_second_repeat(allocation_place)), None
-        )
+        layer_stack = next((stack for stack in repeated_stacks if stack.is_in_second_repeat(allocation_place)), None)
         if layer_stack is not block_stack or (stack_peaks and stack_peaks[0][0].phase != allocation_place.phase):
             add_stack_peaks()
             block_stack = layer_stack

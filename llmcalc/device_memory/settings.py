@@ -418,13 +418,7 @@ class Settings:
     ] = None
     lora_library: Annotated[
         Library | None,
-        Setting(
-            "Whose adapters run; libraries differ in casts and copies.",
-            "Training",
-            "peft",
-            TRAINING,
-            "lora_rank",
-        ),
+        Setting("Whose adapters run; libraries differ in casts and copies.", "Training", "peft", TRAINING, "lora_rank"),
     ] = None
     modules_to_save: Annotated[
         tuple[str, ...] | None,
@@ -440,10 +434,7 @@ class Settings:
     quantized_head: Annotated[
         bool | None,
         Setting(
-            "--base includes the output head, as in Lightning Fabric.",
-            "Training",
-            phases=TRAINING,
-            needs="lora_rank",
+            "--base includes the output head, as in Lightning Fabric.", "Training", phases=TRAINING, needs="lora_rank"
         ),
     ] = None
     quantized_experts: Annotated[
@@ -693,9 +684,7 @@ def _check_model(run_settings: Settings, spec: ModelSpec) -> None:
         for setting_name in ("chunk", "kv_block", "kv_dtype"):
             if getattr(run_settings, setting_name) is not None:
                 raise InputError(f"{option(setting_name)}: an encoder-only model keeps no cache")
-    if run_settings.moe is not None and not any(
-        isinstance(tree_node.node.op, ExpertLinear) for tree_node in spec.tree().walk()
-    ):
+    if run_settings.moe is not None and not any(isinstance(node.node.op, ExpertLinear) for node in spec.tree().walk()):
         raise InputError("--moe: the model has no experts; expected no --moe")
 
 
@@ -719,11 +708,7 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     Raises `InputError` where two of them say one setting.
     """
     run_settings = Settings(
-        **{
-            setting_name: setting_value
-            for setting_name, setting_value in setting_values.items()
-            if setting_name not in SHORTHANDS and setting_value is not None
-        }
+        **{name: value for name, value in setting_values.items() if name not in SHORTHANDS and value is not None}
     )
     if setting_values.get("phase") is None and (
         training_option(run_settings) or setting_values.get(CHECKPOINTING.name)

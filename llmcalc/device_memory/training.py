@@ -446,13 +446,7 @@ def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> Counte
     """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
     memory_meter.end_step_list()
-    return CountedSteps(
-        replay_result,
-        memory_meter.pieces,
-        memory_meter.count,
-        memory_meter.now,
-        memory_meter.peak,
-    )
+    return CountedSteps(replay_result, memory_meter.pieces, memory_meter.count, memory_meter.now, memory_meter.peak)
 
 
 def replay_steps_on_allocator(

@@ -100,11 +100,7 @@ class ModuleNames:
             dict.fromkeys(
                 (
                     *class_prefixes,
-                    *(
-                        f"{name_prefix}{current_name}"
-                        for name_prefix in class_prefixes
-                        for current_name in text_prefixes
-                    ),
+                    *(f"{prefix}{current_name}" for prefix in class_prefixes for current_name in text_prefixes),
                 )
             )
         )
@@ -121,9 +117,7 @@ class ModuleNames:
                     f"{current_name}.", stack.children, self._module_names_of_side(current_name, root_names)
                 )
         else:
-            has_one_side = spec_kind == "encoder" or any(
-                table_key.startswith("decoder.") for table_key in published_names
-            )
+            has_one_side = spec_kind == "encoder" or any(key.startswith("decoder.") for key in published_names)
             self._stack_names(
                 "", other_children, self._module_names_of_side(spec_kind, root_names) if has_one_side else root_names
             )
@@ -152,12 +146,8 @@ class ModuleNames:
             return tuple(_fill_stars(name_with_stars, layer_numbers) for name_with_stars in matching_names) or (path,)
         layers, layer_nodes = self._layer_names(layer_match[1], int(layer_match[2]))
         layer_numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + layer_match[3])
-        matching_names = tuple(
-            _fill_stars(name_with_stars, layer_numbers) for name_with_stars in layer_nodes.get(path_pattern, ())
-        )
-        joined_names = (
-            _name_in_layer(layer, name_with_stars) for layer in layers for name_with_stars in matching_names
-        )
+        matching_names = tuple(_fill_stars(name, layer_numbers) for name in layer_nodes.get(path_pattern, ()))
+        joined_names = (_name_in_layer(layer, name) for layer in layers for name in matching_names)
         return tuple(name_with_stars for name_with_stars in joined_names if name_with_stars) or (path,)
 
     def _layer_names(self, stack: str, layer_index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
@@ -202,9 +192,7 @@ class ModuleNames:
                 if has_separate_list
                 else (f"{stack_name}layers", common_layers)
             )
-            layer_indices = sorted(
-                i for layer_group in layer_groups if layer_group.role != "shared" for i in layer_group.indices or ()
-            )
+            layer_indices = sorted(i for group in layer_groups if group.role != "shared" for i in group.indices or ())
             layer_numbers = {layer_index: position for position, layer_index in enumerate(layer_indices)}
             list_names = _split_alternatives(self._published_names_by_path.get(list_key, self._names["layers"]))
             part_names: dict[str, tuple[str, ...]] = {}
@@ -241,8 +229,7 @@ class ModuleNames:
         table_keys_of_node: its path in the layer, and every suffix of that path.
         """
         child_keys = {
-            child.name: (*(f"{table_key}.{child.name}" for table_key in table_keys_of_node), child.name)
-            for child in node.children
+            child.name: (*(f"{key}.{child.name}" for key in table_keys_of_node), child.name) for child in node.children
         }
         outer_child_names = {
             module
@@ -257,9 +244,8 @@ class ModuleNames:
             child_prefixes = parent_paths
         else:
             alternatives = _parse_alternatives(name_entry or node.name, separate_words)
-            separate_parts = (
-                [[node.name]] if "/" in (name_entry or "") else []
-            )  # checkpoints with the parts of a fused layer apart
+            # checkpoints with the parts of a fused layer apart
+            separate_parts = [[node.name]] if "/" in (name_entry or "") else []
             module_names = tuple(
                 dict.fromkeys(
                     module_name
@@ -393,11 +379,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     An alternative that joins several modules is only for a node with a part in one of them (`router + experts`).
     """
     options = [
-        [
-            module_name
-            for module_name in option.partition("/")[0].replace(" - ", " + -").split(" + ")
-            if not module_name.startswith("-")
-        ]
+        [name for name in option.partition("/")[0].replace(" - ", " + -").split(" + ") if not name.startswith("-")]
         for option in _split_alternatives(joined_names)
     ]
     if separate_words is None:
@@ -406,10 +388,7 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     alternatives = [
         option
         for option in options
-        if len(option) > 1
-        and any(
-            f"{module_word}.".startswith(f"{module_name}.") for module_word in first_names for module_name in option
-        )
+        if len(option) > 1 and any(f"{word}.".startswith(f"{name}.") for word in first_names for name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 
@@ -448,11 +427,7 @@ def _add_earlier_names(path: str, published_names: tuple[str, ...]) -> tuple[str
     *outer_names, last_name = path.split(".")
     known_names = list(published_names)
     if outer_names and outer_names[-1] == "experts":
-        expert_modules = [
-            module_name.rpartition(".")[0]
-            for module_name in published_names
-            if module_name.split(".")[-2:-1] == ["experts"]
-        ]
+        expert_modules = [name.rpartition(".")[0] for name in published_names if name.split(".")[-2:-1] == ["experts"]]
         known_names += [
             f"{module}.0.{last_component}"
             for module in expert_modules

@@ -95,11 +95,7 @@ class Node:
     def with_effect(self, effect: str) -> Node:
         """Returns the tree without the nodes that cannot have an effect, such as parameters; the totals stay equal."""
         reduced_children = (child_node.with_effect(effect) for child_node in self.children)
-        child_nodes = tuple(
-            reduced_child
-            for reduced_child in reduced_children
-            if reduced_child.children or reduced_child._can_have_effect(effect)
-        )
+        child_nodes = tuple(child for child in reduced_children if child.children or child._can_have_effect(effect))
         return replace(self, children=child_nodes)
 
     def _can_have_effect(self, effect: str) -> bool:

@@ -29,7 +29,6 @@ from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
 from ..simulator.layer_loops import SHORT_RUN_REPEATS
 from ..simulator.layer_pattern import find_layer_pattern, layer_kinds
-from ..simulator.meter import Meter
 from .transient_bytes import StageParameters, TransientBytes, TransientBytesOfRank, no_transient_bytes
 
 STACKS = "encoder", "decoder"
@@ -48,16 +47,6 @@ class PeakByPath(NamedTuple):
     """
 
     by_path: Mapping[str, int]
-
-    @staticmethod
-    def peaks_since_restart(memory_meter: Meter, bytes_before: int) -> PeakByPath:
-        """Returns the peak bytes since the meter's last restart, minus `bytes_before`, the bytes allocated then."""
-        peak_by_path: dict[str, int] = {}
-        for allocation_place, module_peak in memory_meter.peaks.items():
-            peak_by_path[allocation_place.path] = max(
-                peak_by_path.get(allocation_place.path, 0), module_peak.bytes - bytes_before
-            )
-        return PeakByPath(peak_by_path)
 
     def with_more_layers(self, longer_peak: PeakByPath, added_layers: int) -> PeakByPath:
         """Returns the peak bytes with `added_layers` more layers. longer_peak: the peak bytes with one more layer."""
@@ -161,8 +150,7 @@ def parameters_in_padded_rows(shard_count: int, counted_op: CountedOp) -> Number
         if tensor.shape
     )
     return parameter_count + sum(
-        exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
-        for tensor, padded_rows in padded_tensors
+        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
     )
 
 
@@ -370,11 +358,9 @@ class PeakEstimate:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(stage_peaks) - batch.saved
-                for stage_peaks, batch, batch_count in zip(
-                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
-                )
-                if batch_count
+                max(peaks) - batch.saved
+                for peaks, batch, count in zip(chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True)
+                if count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
@@ -435,9 +421,7 @@ class PeakEstimate:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
         node_tree = cached_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
-        tree_nodes = [
-            tree_node for tree_node in node_tree.walk() if not tree_node.optional or tree_node.optional in self.include
-        ]
+        tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
         parameter_count = node_tree.total(count_parameters, include=self.include)
@@ -448,21 +432,12 @@ class PeakEstimate:
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count
-            - sum(tree_node.total(count_parameters, self.include) for tree_node in layers),
-            largest_layer=max(
-                (tree_node.cost_per_repeat(count_parameters, self.include) for tree_node in layers), default=0
-            ),
+            outside_layers=parameter_count - sum(node.total(count_parameters, self.include) for node in layers),
+            largest_layer=max((node.cost_per_repeat(count_parameters, self.include) for node in layers), default=0),
             largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
-            largest_in_layers=max(
-                (tree_node.cost_of_operation(count_parameters) for tree_node in layer_nodes), default=0
-            ),
+            largest_in_layers=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
             largest_matrix=max(
-                (
-                    tree_node.cost_of_operation(count_parameters)
-                    for tree_node in layer_nodes
-                    if not _has_routed_experts(tree_node)
-                ),
+                (node.cost_of_operation(count_parameters) for node in layer_nodes if not _has_routed_experts(node)),
                 default=0,
             ),
         )

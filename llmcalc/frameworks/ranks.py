@@ -304,13 +304,8 @@ def _with_frozen_model(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(
-            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
-            for timeline_point in device_memory.timeline
-        ),
-        moments={
-            phase_name: with_frozen_bytes(bytes_by_kind) for phase_name, bytes_by_kind in device_memory.moments.items()
-        },
+        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
+        moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
         terms=(tensors, MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source), *other_terms),
     )
 

@@ -148,9 +148,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     The step over two shows what one matrix leaves to the next one's update; the third adds what each parameter takes.
     has_flat_parameters: whether a rank's shard of all parameters is one tensor, without rows.
     """
-    if (
-        training_config.optimizer_in_backward or training_config.adapters is not None
-    ):  # little: one tensor, or adapters alone
+    # little: one tensor, or adapters alone
+    if training_config.optimizer_in_backward or training_config.adapters is not None:
         return OptimizerStepBytes()
     dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
@@ -163,8 +162,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_element_bytes=width,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_copies, layer_count) / matrix_elements
-        for layer_count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_copies, count) / matrix_elements for count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)

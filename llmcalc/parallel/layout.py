@@ -203,9 +203,7 @@ class Layout:
 def stage_layers_option(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
     equal_stage_runs = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
-    return ",".join(
-        f"{layer_count}x{stages}" if stages > 1 else str(layer_count) for layer_count, stages in equal_stage_runs
-    )
+    return ",".join(f"{count}x{stages}" if stages > 1 else str(count) for count, stages in equal_stage_runs)
 
 
 ONE_DEVICE = Layout()

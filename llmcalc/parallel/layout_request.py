@@ -141,12 +141,7 @@ class LayoutRequest:
     etp: Annotated[int | None, Setting("Ranks that divide each expert.", "Layout", "as many as --tp")] = None
     framework: Annotated[
         str | None,
-        Setting(
-            "Whose kernels and buffers.",
-            "Layout",
-            metavar="NAME",
-            common=True,
-        ),
+        Setting("Whose kernels and buffers.", "Layout", metavar="NAME", common=True),
     ] = None
     framework_version: Annotated[
         str | None,

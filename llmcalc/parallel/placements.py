@@ -273,9 +273,8 @@ class PlacementTracker:
             return
         output, weight = operation.outs[0], operation.weight
         is_output_divided = is_divided(output.axes)
-        input_axes = (
-            operation.ins[0].axes if operation.ins else () if weight is None else weight.ins
-        )  # a table has no input
+        # a table has no input
+        input_axes = operation.ins[0].axes if operation.ins else () if weight is None else weight.ins
         has_weight_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
         splits_channels = operation.verb == "conv" and is_output_divided
         if has_weight_product and is_divided(input_axes) and not splits_channels:

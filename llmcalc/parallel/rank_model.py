@@ -76,9 +76,7 @@ class RankModel(ModelSpec):
     @property
     def full_model(self) -> ModelSpec:
         """The spec of the unsharded model."""
-        return ModelSpec.model_construct(
-            **{option_name: getattr(self, option_name) for option_name in ModelSpec.model_fields}
-        )
+        return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
     def _stage_of_rank(self) -> RankChunks | None:
@@ -130,9 +128,8 @@ class RankModel(ModelSpec):
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):
             return bool(op.ranks * op.parts < tp)
-        if (
-            node_position.kind in ("embedding", "lm_head") and element_count != undivided_count
-        ):  # the last part of a vocabulary may be shorter
+        # the last part of a vocabulary may be shorter
+        if node_position.kind in ("embedding", "lm_head") and element_count != undivided_count:
             return False
         return tp > 1 and bool(element_count * tp > undivided_count)
 
@@ -164,8 +161,7 @@ class RankShare(NamedTuple):
         if divides_tokens and run_config.batch * seq % layout.tp:
             raise InputError(
                 f"--tp {layout.tp}: its ranks divide the {run_config.batch * seq:,} tokens; expected --batch times "
-                "--seq in "
-                f"multiples of {layout.tp}"
+                f"--seq in multiples of {layout.tp}"
             )
         if layout.cp == 1:
             return run_config
@@ -180,9 +176,7 @@ class RankShare(NamedTuple):
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     """Returns the model of one rank. Raises `InputError` on access to sizes that the layout does not divide."""
-    model = RankModel.model_construct(
-        **{option_name: getattr(spec, option_name) for option_name in ModelSpec.model_fields}
-    )
+    model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
@@ -195,10 +189,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     models_by_counts: dict[tuple[Any, ...], RankModel] = {}
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
-        layer_counts = tuple(
-            sum(layer_index in model.chunks.layers for layer_index in layer_indices)
-            for layer_indices in _layer_indices(spec)
-        )
+        layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
         models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
     return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 
@@ -215,10 +206,7 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     node_pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
-    op_forms = {
-        option_name: _divide_op_tokens(op_form, undivided_node.forms[option_name], layout)
-        for option_name, op_form in node.forms.items()
-    }
+    op_forms = {name: _divide_op_tokens(form, undivided_node.forms[name], layout) for name, form in node.forms.items()}
     return replace(node, children=children, op=op, forms=op_forms)
 
 

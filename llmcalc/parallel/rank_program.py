@@ -140,9 +140,8 @@ class RankAxes:
             return AxisShard(
                 axis.name, max(0, min(part_length, axis_size - part_length * part_index)), axis_size, degree
             )
-        is_single_group = (
-            axis.name == "groups" and axis_size == 1
-        )  # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        # vLLM, mamba_utils.py, `extra_groups_for_head_shards`
+        is_single_group = axis.name == "groups" and axis_size == 1
         if is_single_group or (axis.name in COPIED and degree > axis_size and degree % axis_size == 0):
             return AxisShard(axis.name, 1, axis_size, degree)
         if axis_size % degree:
@@ -296,9 +295,8 @@ class RankFlow(Flow):
         if options.get("weight") is not None:
             undivided_weight = options["weight"]
             options["weight"] = weight = self._stage_copy(undivided_weight)
-            if (
-                weight is not undivided_weight and not weight.is_counted
-            ):  # the stage's head is a matrix of its own, transposed
+            # the stage's head is a matrix of its own, transposed
+            if weight is not undivided_weight and not weight.is_counted:
                 weight.out, weight.ins = undivided_weight.ins, undivided_weight.out
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
@@ -412,9 +410,7 @@ class RankFlow(Flow):
         if not self.stage.last:
             self.result = self.exit
         computed_storage_ids = {
-            id(module_scope.first_layer_output)
-            for module_scope in self.root.scopes()
-            if module_scope.first_layer_output is not None
+            id(scope.first_layer_output) for scope in self.root.scopes() if scope.first_layer_output is not None
         } | {id(self.entry)}
         for operation in self.root.steps(includes_idle=False):
             for recorded_value in operation.ins:
@@ -426,8 +422,7 @@ class RankFlow(Flow):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
                     raise InputError(
                         f"--pp {pp}: {step_name} in layers after the first stage reads what only the first stage "
-                        "computes, "
-                        "which is not modelled; expected --pp 1"
+                        "computes, which is not modelled; expected --pp 1"
                     )
             computed_storage_ids |= {id(recorded_value.storage) for recorded_value in operation.outs}
 
@@ -489,9 +484,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     Ranks that do not divide an encoder of images or audio have it whole.
     """
     program_root = spec.shared_program.root
-    encoder_scopes = [
-        module_scope for module_scope in program_root.scopes() if module_scope.about.get("optional") == TOWERS.name
-    ]
+    encoder_scopes = [scope for scope in program_root.scopes() if scope.about.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoder_scopes for operation in module_scope.steps()}
     operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(

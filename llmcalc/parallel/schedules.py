@@ -396,9 +396,7 @@ class Timetable:
     def busy_time(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
         action_spans = self.spans[rank]
-        return sum(
-            action_span.end - action_span.start for action_span in action_spans if not action_span.action.overlapped
-        )
+        return sum(span.end - span.start for span in action_spans if not span.action.overlapped)
 
     @property
     def idle(self) -> float:

@@ -260,10 +260,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     stage_sizes = layout_request.pp_layout
     if stage_sizes is not None and len(stage_sizes) != group_sizes["pp"] * group_sizes["vpp"]:
         return False
-    return all(
-        getattr(layout_request, option_name) in (None, parallel_size)
-        for option_name, parallel_size in group_sizes.items()
-    )
+    return all(getattr(layout_request, name) in (None, size) for name, size in group_sizes.items())
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
@@ -312,9 +309,7 @@ def _layout_of_sizes(
         schedule="interleaved" if group_sizes["vpp"] > 1 else "1f1b",
     )
     layout_options = {
-        option_name: option_value
-        for option_name in FIXED_OPTIONS
-        if (option_value := getattr(layout_request, option_name)) is not None
+        name: option_value for name in FIXED_OPTIONS if (option_value := getattr(layout_request, name)) is not None
     }
     if layout_request.zero_group is not None:
         layout_options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)

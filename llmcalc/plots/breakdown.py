@@ -48,9 +48,7 @@ def plot_time(title: str, subtitle: str, timed_run: TimedRun, node_depth: int = 
 
 def _part_seconds(timed_run: TimedRun) -> list[tuple[str, float]]:
     """Returns the parts of the estimated seconds, without the part `layer waits`, which other parts include."""
-    return [
-        (part_key, seconds) for part_key, seconds in timed_run.parts.items() if seconds and part_key != "layer waits"
-    ]
+    return [(key, seconds) for key, seconds in timed_run.parts.items() if seconds and key != "layer waits"]
 
 
 def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNode]]:
@@ -64,9 +62,7 @@ def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNod
     if len(node_bars) <= MOST_NODES:
         return node_bars
     small_nodes = [node for _, node in node_bars[MOST_NODES - 1 :]]
-    seconds_by_bound = {
-        time_bound: sum(node.by_bound[time_bound] for node in small_nodes) for time_bound in small_nodes[0].by_bound
-    }
+    seconds_by_bound = {bound: sum(node.by_bound[bound] for node in small_nodes) for bound in small_nodes[0].by_bound}
     total_seconds = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
     return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", total_seconds)]
 

@@ -38,7 +38,7 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
     return _plot_curves(models, cache_bytes_of, title, lambda value: units.memory(round(value)), 2, ax)
 
 
-def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
+def plot_flops(models: Sequence[Preset]) -> Figure:
     """Plots the forward FLOPs of one token against its context length, on log axes."""
 
     def token_flops_of(preset: Preset) -> list[float]:
@@ -53,7 +53,7 @@ def plot_flops(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
             token_flops.append(flops(preset.model, run_config).per_token)
         return token_flops
 
-    return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10, ax)
+    return _plot_curves(models, token_flops_of, "FLOPs of one more token", units.flops, 10)
 
 
 @in_llmcalc_style
@@ -63,7 +63,7 @@ def _plot_curves(
     title: str,
     write_value: Callable[[Any], str],
     log_base: int,
-    ax: Axes | None,
+    ax: Axes | None = None,
 ) -> Figure:
     """Draws one curve per model. write_value: formats a value. log_base: base of the vertical axis."""
     figure_height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)

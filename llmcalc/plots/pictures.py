@@ -168,9 +168,7 @@ def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: 
 
     answers = [compute_answer(phase) for phase in phases]
     report_tables = [answer.report().tables[0] for answer in answers]
-    titled_runs = [
-        (answer.result, report_table.aside) for answer, report_table in zip(answers, report_tables, strict=True)
-    ]
+    titled_runs = [(answer.result, table.aside) for answer, table in zip(answers, report_tables, strict=True)]
     return plot_roofline(report_tables[0].title, titled_runs)
 
 

@@ -66,9 +66,7 @@ def plot_roofline(title: str, titled_runs: Sequence[tuple[TimedRun, str]]) -> Fi
             legend_line.set_sizes([40.0])
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
-    _label_node_points(
-        ax, list(zip((timed_run for timed_run, _ in titled_runs), kernels_by_run, strict=True)), roof_points
-    )
+    _label_node_points(ax, list(zip((run for run, _ in titled_runs), kernels_by_run, strict=True)), roof_points)
     return figure
 
 

@@ -90,8 +90,7 @@ def _tpot_milliseconds(load_points: Sequence[LoadPoint]) -> list[float]:
 def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low_ms, estimate_ms, high_ms = (
-        1e3 * float(range_end)
-        for range_end in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
+        1e3 * float(end) for end in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
     )
     ax.plot(
         [low_ms, high_ms], [chosen_point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4

@@ -39,10 +39,7 @@ def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Ax
     for budget_index, (model_name, shape_study) in enumerate(named_studies):
         _draw_curves(cache_axes, flops_axes, model_name, shape_study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
-    for panel_ax, title in (
-        (cache_axes, "KV cache per token"),
-        (flops_axes, "forward FLOPs per token / parameters"),
-    ):
+    for panel_ax, title in ((cache_axes, "KV cache per token"), (flops_axes, "forward FLOPs per token / parameters")):
         _format_ratio_axis(panel_ax, is_vertical=True)
         panel_ax.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
@@ -74,9 +71,7 @@ def _draw_curves(
             label=escape_label(model_name),
         )
         target_points = [
-            (x, y)
-            for x, y, model_shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True)
-            if model_shape.target
+            (x, y) for x, y, shape in zip(aspect_ratios, curve_values, sorted_shapes, strict=True) if shape.target
         ]
         for x, y in target_points:
             ax.plot(x, y, marker="D", markersize=9, color=line_style.colour)
@@ -122,10 +117,8 @@ def plot_aspect_ratios(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (panel_ax, _draw_scatter(panel_ax, models, title, x_axis_quantity))
-        for panel_ax, (title, x_axis_quantity) in zip(
-            axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
-        )
+        (panel_ax, _draw_scatter(panel_ax, models, title, quantity))
+        for panel_ax, (title, quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
@@ -208,16 +201,12 @@ def _draw_scatter(
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
     if x_axis_quantity == "parameters":
         ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(
-            FuncFormatter(lambda quantity_value, _: units.count(int(quantity_value)).replace(".00", ""))
-        )
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))
     ax.set_xlabel(x_axis_quantity)
     ax.set_ylabel(title)
     model_points = [*points_by_kind[False], *points_by_kind[True]]
     median_value = sorted(model_point.y for model_point in model_points)[len(model_points) // 2] if model_points else 1
-    return sorted(
-        model_points, key=lambda model_point: -abs(model_point.y / median_value - median_value / model_point.y)
-    )
+    return sorted(model_points, key=lambda point: -abs(point.y / median_value - median_value / point.y))
 
 
 def _year_as_number(release_date: str) -> float:

@@ -60,9 +60,8 @@ def ask_compare(
     from ..reports.compare import DecodingLoad, report
     from ..studies.compare import quantities_of_model, sort_order
 
-    tokens = (
-        min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
-    )  # the same for all
+    # the same for all
+    tokens = min(usual_sequence(preset.model) for preset, _ in compared_models) if seq is None else seq
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
@@ -76,8 +75,7 @@ def ask_compare(
                 )
             compared_quantities.append(model_quantities)
     sorted_models = [
-        (compared_models[model_index][0], compared_quantities[model_index])
-        for model_index in sort_order(compared_quantities, sort_key)
+        (compared_models[index][0], compared_quantities[index]) for index in sort_order(compared_quantities, sort_key)
     ]
     return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
+from ..algebra import ceil_div
 from ..errors import InputError, shown
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
 from ..frameworks.engines.engine_use import EngineOption, EngineUse
@@ -290,78 +291,54 @@ def ask_engine_fit(
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
     user_limit = None
     if users is not None and engine_question.launch is None and engine.serving_flags is None:
-        limit_field, has_typed_limit = (
-            engine.field_of_option("--users"),
-            engine.field_of_option("--users") in engine_flags,
-        )
+        limit_field = engine.field_of_option("--users")
+        has_typed_limit = limit_field in engine_flags
         engine_flags = engine.flags_with_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
-    accelerators: Iterable[Hardware] = (
-        map(load_hardware, COMMON_HARDWARE)
-        if engine_question.hardware is None
-        else [_served_accelerator(engine, find_hardware(engine_question.hardware))]
-    )
+    named_hardware = None
+    if engine_question.hardware is not None:
+        named_hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
     receipt = engine_question.receipt_of_engine(engine, version)
 
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
         return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
 
-    max_devices = devices or MOST_DEVICES
+    preset, max_devices = engine_question.preset, devices or MOST_DEVICES
     options: list[EngineOption] = []
+    accelerators = map(load_hardware, COMMON_HARDWARE) if named_hardware is None else [named_hardware]
     for hardware in filter(engine.runs_on, accelerators):
+        flags = flags_on_hardware(hardware)
         try:
-            options += _fewest_devices(
-                engine_question.preset, engine, version, hardware, flags_on_hardware(hardware), user_count, max_devices
-            )
+            options += _fewest_devices(preset, engine, version, hardware, flags, user_count, max_devices)
         except MissingKernels:
-            if engine_question.hardware is not None:
+            if named_hardware is not None:
                 raise
     if not options:
-        if engine_question.hardware is not None:
-            hardware = _served_accelerator(engine, find_hardware(engine_question.hardware))
+        if named_hardware is not None:
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
-                engine.memory_on(engine_question.preset, hardware, version, flags_on_hardware(hardware))
+                engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(
-        key=lambda layout_option: (
-            not layout_option.serves,
-            layout_option.memory.devices,
-            layout_option.hardware.capacity_bytes,
-        )
-    )
-    hardware, engine_memory = options[0].hardware, options[0].memory
-    flag_changes: tuple[FlagChange, ...] = ()
-    if engine_question.hardware is not None:
-        layout = options[0].flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
+    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
+    best_option, flag_changes = options[0], tuple[FlagChange, ...]()
+    hardware, engine_memory = best_option.hardware, best_option.memory
+    if named_hardware is not None:
+        layout = best_option.flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
         engine_flags = {**flags_on_hardware(hardware), **layout}
-        engine_memory = engine.memory_on(engine_question.preset, hardware, version, engine_flags)
-        flag_changes = tuple(
-            change_for_users(flag_change, -(-user_count // engine_memory.data_parallel_ranks))
-            for flag_change in engine.flag_changes_on(engine_question.preset, hardware, version, engine_flags)
-        )
+        engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
+        users_per_rank = ceil_div(user_count, engine_memory.data_parallel_ranks)
+        changes = engine.flag_changes_on(preset, hardware, version, engine_flags)
+        flag_changes = tuple(change_for_users(change, users_per_rank) for change in changes)
     engine_use = EngineUse(
-        engine_question.preset,
-        engine,
-        version,
-        hardware,
-        engine_flags,
-        engine_memory,
-        flag_changes,
-        launch=engine_question.launch,
+        preset, engine, version, hardware, engine_flags, engine_memory, flag_changes, launch=engine_question.launch
     )
     if receipt is not None:
-        options[0] = _with_receipt_notes(options[0], receipt)
-    engine_serves = options[0].serves
-    is_named = engine_question.hardware is not None
+        options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [
-            decoded_token_time(engine_question.preset, engine, version, layout_option, user_count)
-            for layout_option in options
-        ]
-        return fit_report(engine_use, options, token_times, user_count, is_named, user_limit)
+        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in options]
+        return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
-    return ReportedAnswer(options, report, engine_serves)
+    return ReportedAnswer(options, report, best_option.serves)
 
 
 def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:

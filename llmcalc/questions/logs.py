@@ -117,9 +117,7 @@ class _LoggedRun:
 
 def read_flags(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {
-        engine_flag.field_name: engine_flag for engine_flag in engine.known_flags() if not engine_flag.is_idle
-    }
+    flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_idle}
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in parsed_log.flags.items():
@@ -156,23 +154,22 @@ def ask_log(log_question: LogQuestion) -> ReportedAnswer:
 def explain_log(log_question: LogQuestion) -> ExplainedLog:
     """Returns the logged bytes together with the computed bytes of the same run."""
     parsed_log = read_log(log_question.file, read_log_text(log_question.file))
-    logged_run = _LoggedRun(parsed_log, log_question)
+    is_engine_log, logged_run = parsed_log.program in FOLDERS, _LoggedRun(parsed_log, log_question)
     preset = logged_run.preset()
     computed_bytes: dict[tuple[str, str], int] = {}
     engine_memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    suggested_flag = ""
-    is_too_large = False
+    suggested_flag, is_too_large = "", False
     if log_question.run is not None:
-        if parsed_log.program in FOLDERS:
+        if is_engine_log:
             raise InputError(f"--launch: the log of {parsed_log.title} states its flags itself; remove the option")
         from .launched_logs import exceeds_device, launched_bytes
 
         computed_bytes, launch_notes = launched_bytes(parsed_log, log_question.run)
         logged_run.notes.extend(launch_notes)
         is_too_large = exceeds_device(parsed_log, computed_bytes.get(("process", ""), 0))
-    if parsed_log.program in FOLDERS:
+    if is_engine_log:
         hardware = logged_run.hardware()
         if preset is not None and hardware is not None:
             version, engine_memory, suggested_flag = _engine_run(logged_run, preset, hardware)
@@ -180,42 +177,11 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             schemeless_run = _LoggedRun(parsed_log, log_question, scheme_in_name=logged_run.scheme_in_name)
             _, engine_memory, _ = _engine_run(schemeless_run, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
-        computed_bytes = {
-            (memory_term.name, memory_term.device): memory_term.bytes
-            for memory_term in engine_memory.terms
-            if memory_term.bytes
-        }
-        computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
-        if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
-            computed_bytes[("kv_cache", "")] = 0
-            logged_run.notes.insert(0, NO_ROOM)
-        whole_cache = sum(
-            memory_term.bytes
-            for memory_term in engine_memory.terms
-            if memory_term.name == "kv_buffer" and memory_term.bytes
-        )
-        if whole_cache:  # an excerpt prints the cache of all devices
-            computed_bytes["kv_buffer", ""] = whole_cache
-    has_logged_layer_split = (
-        engine_memory is not None and engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags
-    )
-    if (
-        has_logged_layer_split and NO_MEMORY in logged_run.missing
-    ):  # layers lie where the log says, whatever memory the devices have
-        logged_run.missing.remove(NO_MEMORY)
-    if engine_memory is not None and hardware is None and not has_logged_layer_split:
-        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
-        computed_bytes = {
-            term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
-        }
+        computed_bytes = _computed_bytes_of_engine(logged_run, engine_memory, hardware)
     compared_terms = tuple(
-        _term_beside_logged_value(memory_term, parsed_log, preset, computed_bytes) for memory_term in parsed_log.terms
+        _term_beside_logged_value(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms
     )
-    if (
-        parsed_log.program not in FOLDERS
-        and log_question.run is None
-        and any(memory_term.computed is None for memory_term in compared_terms)
-    ):
+    if not is_engine_log and log_question.run is None and any(term.computed is None for term in compared_terms):
         logged_run.missing.append(
             f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
             "file that starts it"
@@ -234,6 +200,31 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
         tuple(logged_run.missing),
         tuple(dict.fromkeys(logged_run.notes)),
     )
+
+
+def _computed_bytes_of_engine(
+    logged_run: _LoggedRun, engine_memory: EngineMemory, hardware: Hardware | None
+) -> dict[tuple[str, str], int]:
+    """Returns the computed bytes of an engine's terms by name and device, with a note where the cache has no room.
+
+    hardware: the accelerator; None for an unknown one, on which only what does not depend on it is returned.
+    """
+    parsed_log = logged_run.reading
+    computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
+    computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.blocks}
+    if has_logged_cache(parsed_log) and not engine_memory.kv_tokens:
+        computed_bytes[("kv_cache", "")] = 0
+        logged_run.notes.insert(0, NO_ROOM)
+    whole_cache = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
+    if whole_cache:  # an excerpt prints the cache of all devices
+        computed_bytes["kv_buffer", ""] = whole_cache
+    if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
+        if NO_MEMORY in logged_run.missing:  # layers lie where the log says, whatever memory the devices have
+            logged_run.missing.remove(NO_MEMORY)
+    elif hardware is None:
+        known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in engine_memory.settings else [])}
+        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
+    return computed_bytes
 
 
 CACHE_SIZE = "kv_cache_memory_bytes"
@@ -258,19 +249,8 @@ def _engine_run(
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
-    cache = next(
-        (
-            memory_term.value
-            for memory_term in parsed_log.terms
-            if memory_term.name == "kv_cache" and memory_term.value > 0
-        ),
-        0,
-    )
-    if (
-        uses_logged_cache
-        and cache
-        and any(engine_flag.field_name == CACHE_SIZE for engine_flag in engine.known_flags())
-    ):
+    cache = next((term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0)
+    if uses_logged_cache and cache and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
         engine_flags[CACHE_SIZE] = cache
     scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
@@ -298,19 +278,14 @@ def _engine_run(
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         logged_run.notes.append(
             f"the cache has half the bytes per token: computed with {engine.spelling('kv_cache_dtype')} {fp8_word}, "
-            "which "
-            "the log does not show; the checkpoint may say so"
+            "which the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(engine_memory.notes)
     if not parsed_log.refused:
         return version, engine_memory, ""
-    measured_bytes = {
-        memory_term.name: memory_term.value for memory_term in parsed_log.terms if memory_term.unit == "bytes"
-    }
+    measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
     logged_sizes = LoggedSizes(
-        logged_run.question.file,
-        bytes_in_use_before_run(parsed_log, hardware) | measured_bytes,
-        engine_memory.settings,
+        logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware) | measured_bytes, engine_memory.settings
     )
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return version, engine_memory, next((flag_change.flag for flag_change in flag_changes if flag_change.starts), "")
@@ -322,9 +297,7 @@ NO_ROOM = "computed, nothing is left for the cache: the log does not show all of
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
     """Whether the log is of an engine that started, and prints the size of its cache as one term."""
-    return not parsed_log.refused and any(
-        log_term.name == "kv_cache" and log_term.value > 0 for log_term in parsed_log.terms
-    )
+    return not parsed_log.refused and any(term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms)
 
 
 def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
@@ -400,9 +373,7 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
         cache = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(
-        cache_group.width is not None and cache_group.tokens == parsed_log.cache_tokens for cache_group in cache.groups
-    )
+    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache.groups)
     return cache.bytes if is_uniform else None
 
 
@@ -416,9 +387,7 @@ def _wrong_term_and_flag(
     if parsed_log.off:
         return parsed_log.off, parsed_log.flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    failing_terms = [
-        compared_term for compared_term in wrong_terms if compared_term.term.name not in CONSEQUENCES
-    ] or wrong_terms
+    failing_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
     if not failing_terms and not parsed_log.refused:
         return "", ""
     most_different_term = max(

@@ -81,9 +81,8 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise InputError(f"{path}: column {shown(column_name)} is there twice; expected one")
             if column_name not in columns:
                 raise InputError(
-                    f"{path}: column {shown(column_name)} is no option of time; "
-                    "expected seconds, and options such as phase, "
-                    f"users, seq and tp.{suggest(str(column_name), columns)}"
+                    f"{path}: column {shown(column_name)} is no option of time; expected seconds, and options such as "
+                    f"phase, users, seq and tp.{suggest(str(column_name), columns)}"
                 )
         if "seconds" not in csv_reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")

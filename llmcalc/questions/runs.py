@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -16,7 +16,6 @@ from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
     from ..studies.draft import Draft
-    from ..studies.fit_devices import DevicesFitAnswer
-    from ..studies.plan import LayoutPlan, Order
-    from ..studies.run_time import TimeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,17 +205,6 @@ def _training_framework_option(layout: LayoutRequest) -> str:
     return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
 
 
-def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless a phase is set.
-
-    Raises `InputError` if `users` is set in them.
-    """
-    if is_setting_given("users"):
-        raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    settings = settings if is_setting_given("phase") else settings.with_(phase="training")
-    return settings.with_usual_recomputation()
-
-
 def memory_question(
     target: Any,
     read_model: Callable[[Any], Preset],
@@ -339,9 +324,8 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         known_preset = known_model(model_name) if _PATH.match(model_name) else None
         if known_preset is None:
             raise InputError(
-                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, "
-                "a preset, a "
-                "config.json or a hub id"
+                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a "
+                "preset, a config.json or a hub id"
             ) from None
         model_name_note = (
             f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
@@ -385,11 +369,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in launched_run.settings.items()
-        if setting_name != "precision"
-    }
+    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     return replace(
         launched_run,
@@ -422,9 +402,7 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in framework_record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        supporting_frameworks = [
-            framework_name for framework_name in NAMES if precision in framework(framework_name).narrow_precisions
-        ]
+        supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
         expected_formats = (
             f"--framework {' or '.join(supporting_frameworks)}"
             if supporting_frameworks
@@ -434,17 +412,6 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
             f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
             f"expected {expected_formats}"
         )
-
-
-def refuse_missing_units(run: RunQuestion) -> None:
-    """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
-    from ..studies.run_time import missing_units_error
-    from ..timing.device import has_product_units
-
-    precision, hardware = run.settings.precision or "", run.hardware
-    dtype = NARROW_PRODUCTS.get(precision)
-    if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
-        raise missing_units_error(precision, dtype, hardware)
 
 
 def _with_draft_model(run: RunQuestion, draft_preset: Preset) -> RunQuestion:
@@ -552,332 +519,3 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
         ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer
-
-
-@in_words_of_file
-def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
-    """Computes whether a run fits on the accelerators, and changes that make it fit.
-
-    global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
-    Raises `InputError` for options that contradict each other, and if no layout is possible.
-    """
-    run.refuse_inputs("fit")
-    run.require_one_accelerator()
-    run = replace(run, is_tried=True).in_format_of_tag()
-    from ..frameworks.registry import framework_of
-    from ..parallel.nearest import suggest_nearest_layouts
-    from ..reports import fit as reports
-    from ..studies.decoding import has_gguf_weights
-    from ..studies.fit import changes_with_more_devices, fit, with_decoding_seconds
-    from ..studies.fit_devices import fit_devices
-    from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
-    from ..studies.fit_serving import fit_serving
-    from .usual_engines import ServedUsers, UsualEngine, gguf_fit
-
-    layout = run.layout
-    settings, preset = run.settings, run.preset
-    if run.hardware is None:
-        return ask_which_hardware(run, global_batch)
-    if layout.has_options and layout.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators of the layout")
-    if global_batch is not None:
-        if layout.devices is None:
-            raise InputError("--global-batch: only applies to many devices; add --devices")
-        if settings.phase != "training":
-            raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
-    with suggest_nearest_layouts(preset.model, layout, run.tokens):
-        if layout.devices is not None and settings.phase == "training":
-            hardware = run.hardware
-            tight_answers: list[DevicesFitAnswer] = []
-            run_on_devices, run_on_several = _runs_by_devices(run, global_batch)
-
-            def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
-                fit_result = fit_devices(memory, hardware, layout, global_batch, run_on_several)
-                tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
-                return fit_result
-
-            layout_answer = answer_of_fitting_run(
-                run_on_devices, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
-            )
-            if layout_answer.fit.verdict != "fits":
-                layout_answer = next(iter(tight_answers), layout_answer)
-            return ReportedAnswer(
-                layout_answer, lambda: reports.devices_report(preset, layout_answer), layout_answer.fit.verdict != "no"
-            )
-        check_framework(settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
-        if layout.devices is None:
-            usual_engine = UsualEngine.of_run(preset, run_memory, run.hardware)
-            has_gguf_file = usual_engine is not None and has_gguf_weights(run_memory)
-            fit_answer = (
-                usual_engine.fit_with_engine_buffers(run_memory) if usual_engine and has_gguf_file else None
-            ) or fit(run_memory, run.hardware, partial(gguf_fit, preset))
-            served_users = ServedUsers.of_answer(fit_answer, usual_engine)
-            fit_answer = with_decoding_seconds(fit_answer, run.hardware, served_users.users)
-            device_options = hardware_options(
-                run_memory, run.accelerators, layout, run.cuda_runtime_on, partial(gguf_fit, preset, run_memory)
-            )
-            if fit_answer.fit.verdict == "no":
-                sufficient_changes = [
-                    setting_change for setting_change in fit_answer.changes if setting_change.fit.verdict != "no"
-                ]
-                device_changes = fitting_changes_on_several_devices(
-                    run_memory,
-                    device_options,
-                    layout,
-                    run.cuda_runtime_on,
-                    changes_with_more_devices(run_memory, run.hardware, sufficient_changes),
-                )
-                setting_changes = (
-                    *served_users.changes,
-                    *sufficient_changes,
-                    *device_changes,
-                    *fit_answer.changes[len(sufficient_changes) :],
-                )
-                fit_answer = replace(fit_answer, changes=setting_changes)
-            return ReportedAnswer(
-                fit_answer,
-                lambda: reports.report(preset, fit_answer, device_options, served_users.notes),
-                fit_answer.fit.verdict != "no",
-            )
-        serving_answer = fit_serving(run_memory, run.hardware, layout)
-        return ReportedAnswer(
-            serving_answer,
-            lambda: reports.serving_report(preset, serving_answer),
-            serving_answer.best.fit.verdict != "no",
-        )
-
-
-def _runs_by_devices(
-    run: RunQuestion, global_batch: int | None
-) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
-    """Returns a training run as `fit` counts it, and the run on several accelerators if those run another framework.
-
-    One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
-    of plans.
-    """
-    from ..frameworks.registry import framework_of
-
-    layout = run.layout
-    if layout.devices != 1 or layout.framework is not None or global_batch is not None:
-        return run, None
-    run_on_one = replace(run, layout=replace(layout, framework=framework_of(layout).name))
-    try:
-        return run_on_one, planned_run(replace(run, layout=replace(layout, devices=2)))
-    except InputError:  # several accelerators cannot train it
-        return run_on_one, None
-
-
-def ask_which_hardware(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
-    """Finds the accelerators on which a run fits, and the fewest of each kind.
-
-    Raises `InputError` for a number of sequences per step, which needs an accelerator.
-    """
-    run.refuse_inputs("fit")
-    run = replace(run, is_tried=True)
-    from ..frameworks.registry import framework_of
-    from ..parallel.nearest import suggest_nearest_layouts
-    from ..reports.fit import options_report
-    from ..sources.hardware import COMMON_HARDWARE, load_hardware
-    from ..studies.fit_options import hardware_options
-    from .usual_engines import gguf_fit
-
-    preset, layout = run.preset, run.layout
-    if global_batch is not None:
-        raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
-    with suggest_nearest_layouts(preset.model, layout, run.tokens):
-        check_framework(run.settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
-        accelerators = map(load_hardware, COMMON_HARDWARE)
-        engine_fit = partial(gguf_fit, preset, run_memory)
-        options = hardware_options(run_memory, accelerators, layout, run.cuda_runtime_on, engine_fit)
-    has_fitting_option = options[0].fit.verdict != "no"
-    return ReportedAnswer(options, lambda: options_report(preset, run_memory, options), has_fitting_option)
-
-
-def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(run))
-
-
-def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
-    """Yields a plan's runs on one device, each with its layout options and the training framework.
-
-    That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
-    Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
-    Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
-    """
-    from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
-
-    layout, refusal_error, has_planned_run = run.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
-    yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
-    if yields_every_framework:
-        other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
-    for framework_record in (first_framework, *other_frameworks):
-        run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
-        try:
-            framework_record.check(run_memory, layout.framework_version or "")
-        except InputError as error:
-            refusal_error = error
-            continue
-        if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
-            if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
-                continue
-            is_divided = any(
-                getattr(layout, group_name) not in (None, 1) for group_name in framework_record.layouts.untried
-            )
-            if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
-                continue
-            parallel_degrees: dict[str, Any] = {
-                group_name: getattr(layout, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
-            }
-            run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
-        has_planned_run = True
-        yield run_memory, replace(run_layout, framework=framework_record.name)
-        if framework_record is first_framework or not yields_every_framework:
-            return
-    if not has_planned_run:
-        assert refusal_error is not None
-        raise refusal_error
-
-
-Answer = TypeVar("Answer")
-
-
-def answers_of_planned_runs(
-    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
-) -> Iterator[Answer]:
-    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
-    from ..frameworks.registry import framework_of
-
-    refuse_missing_units(run)
-    refusal_error, has_answer = None, False
-    for run_memory, layout in planned_runs(run):
-        check_framework(run.settings, framework_of(layout))
-        try:
-            run_answer = answer_run(run_memory, layout)
-        except InputError as error:
-            refusal_error = refusal_error or error
-            continue
-        has_answer = True
-        yield run_answer
-    if refusal_error is not None and not has_answer:
-        raise refusal_error
-
-
-def answer_of_fitting_run(
-    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
-) -> Answer:
-    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
-    for run_answer in answers_of_planned_runs(run, answer_run):
-        if is_fitting(run_answer):
-            break
-    return run_answer
-
-
-def ask_plan(
-    run: RunQuestion,
-    global_batch: int | None = None,
-    row_count: int = 10,
-    order_name: Order | None = None,
-    size_filter: str | None = None,
-    time_settings: Callable[[Framework], TimeSettings] | None = None,
-) -> ReportedAnswer:
-    """Finds the layouts of a training run over many devices that fit, best first.
-
-    global_batch: see `ask_fit`.
-    row_count: number of layouts that are replayed and shown.
-    order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
-    size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
-    time_settings: see `plan_of`.
-    Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
-    """
-    from ..parallel.nearest import nearest_layouts_text
-    from ..parallel.search import BATCH, ROUNDS, check_planned, divisible_batch
-    from ..reports.plan import report
-    from ..studies.layout_candidates import parse_sizes
-    from ..studies.plan import first_fitting_plan, plan_of
-
-    requested_sizes = None if size_filter is None else parse_sizes(size_filter)
-    run = replace(run, is_tried=True)
-    layout, preset, hardware = run.layout, run.preset, run.hardware
-    if hardware is None:
-        raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    if layout.devices is None:
-        raise InputError("--devices: missing; expected the number of accelerators, such as 8")
-    if run.settings.phase != "training":
-        raise InputError(
-            f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
-            "layouts for inference)"
-        )
-    layout_plans = answers_of_planned_runs(
-        run,
-        lambda memory, run_layout: plan_of(
-            memory,
-            hardware,
-            run_layout,
-            global_batch,
-            row_count,
-            order_name=order_name,
-            suggests_nearest="if none fits",
-            time_settings=time_settings,
-        ),
-    )
-    layout_plan = first_fitting_plan(list(layout_plans))
-    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run, layout_plan, time_settings))
-    suggestions = ""
-    if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
-        workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
-        batch_sizes = layout_plan.global_batch, int(workload.batch)
-        suggestions = nearest_layouts_text(
-            preset.model,
-            layout,
-            workload.seq,
-            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
-        )
-        refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
-        batch_refusals = [reason for reason in batch_reasons if reason in refused]
-        if batch_refusals and (layout_plan.is_batch_assumed or not suggestions or len(refused) == len(batch_refusals)):
-            suitable_batch = divisible_batch(layout.devices, *batch_sizes)
-            suggestions = f"{batch_refusals[0]}; expected such as --global-batch {suitable_batch}"
-    return ReportedAnswer(
-        layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
-    )
-
-
-def _compared_plans(
-    run: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
-) -> tuple[LayoutPlan, ...]:
-    """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
-    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
-    from ..simulator.effort import WorkBudget
-    from ..studies.plan import WORK_OF_COMPARISON, plan_of
-
-    if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
-        return ()
-    compared_plans = []
-    for framework_record in frameworks_for_plans(run.layout, run.hardware):
-        if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
-            continue
-        if time_settings is not None and time_settings(framework_record).stack == layout_plan.times.settings.stack:
-            continue  # `--stack` names the software of one framework
-        run_memory = run.with_framework(framework_record).memory_on_one_device()
-        try:
-            framework_record.check(run_memory, "")
-            check_framework(run.settings, framework_record)
-            compared_plan = plan_of(
-                run_memory,
-                layout_plan.hardware,
-                replace(run.layout, framework=framework_record.name),
-                layout_plan.global_batch,
-                1,
-                order_name="time",
-                suggests_nearest="never",
-                time_settings=time_settings,
-                budget=WorkBudget(WORK_OF_COMPARISON),
-            )
-        except InputError:  # it does not train this model, or has no such layouts
-            continue
-        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest else []
-    return tuple(compared_plans)

@@ -108,8 +108,7 @@ def serve_study(
     if not engine_record.runs_on(hardware):
         raise InputError(
             f"--hardware {hardware.name or hardware.title}: servers of {engine_record.title} on it are not modelled; "
-            "expected "
-            f"{engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
+            f"expected {engine_record.supported_accelerators}, or llmcalc time with --users N for a token of N users"
         )
     cached_share = options.prefix_hit or 0.0
     if request_trace is not None:
@@ -185,9 +184,8 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that "
-            "decode, each "
-            f"at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {shown(ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that decode, "
+            f"each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 

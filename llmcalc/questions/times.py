@@ -197,7 +197,7 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
     A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
     """
     from ..studies.plan import ended_search_error, plan_of
-    from .runs import answer_of_fitting_run
+    from .plans import answer_of_fitting_run
 
     hardware = run.hardware
     assert hardware is not None
@@ -260,7 +260,7 @@ def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
-    from .runs import planned_run
+    from .plans import planned_run
 
     if run.launch is not None:
         framework_record = framework(run.launch.framework)
@@ -304,9 +304,8 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
     sequences_per_pass = layout.dp * int(run_memory.states.workload.batch)
     if global_batch % sequences_per_pass:
         raise InputError(
-            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, "
-            f"a micro-batch of each of {layout.dp} "
-            "replicas"
+            f"--global-batch {global_batch}: expected a multiple of {sequences_per_pass}, a micro-batch of each of "
+            f"{layout.dp} replicas"
         )
     return global_batch // sequences_per_pass
 
@@ -379,7 +378,7 @@ def ask_timed_plan(
     Raises `InputError` as that does, and for options of time in a plan by memory.
     """
     from ..reports.calibration import with_calibration
-    from .runs import ask_plan
+    from .plans import ask_plan
 
     run.require_one_accelerator()
     layout_time_settings(run, order_name, options)  # refuses options of time in a plan by memory
@@ -532,14 +531,11 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
     if not engine_record.is_timed_on(hardware):
-        other_engines = [
-            f"--engine {engine_name}, or "
-            for engine_name in FOLDERS
-            if registered_engine(engine_name).is_timed_on(hardware)
-        ][:1]
+        other_engines = [f"--engine {name}, or " for name in FOLDERS if registered_engine(name).is_timed_on(hardware)][
+            :1
+        ]
         raise InputError(
             f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
-            "expected "
-            f"{''.join(other_engines)}{engine_record.supported_accelerators}"
+            f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"
         )
     return engine_record.software_stack(parse_version(version.version))

@@ -73,11 +73,7 @@ class UsualEngine:
         ):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMATS}
-        typed_options = {
-            format_field: format_name
-            for format_field, format_name in format_settings.items()
-            if format_name is not None
-        }
+        typed_options = {field: name for field, name in format_settings.items() if name is not None}
         return cls(preset, engine_records[0], hardware, int(memory.states.workload.seq), typed_options)
 
     def memory_for_users(self, users: int) -> EngineMemory | None:
@@ -133,10 +129,7 @@ class UsualEngine:
         except InputError:
             return None
         largest_bytes = max(
-            (
-                sum(memory_term.bytes for memory_term in memory_terms if memory_term.device == device)
-                for device in server.devices
-            ),
+            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices),
             default=0,
         )
         return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)

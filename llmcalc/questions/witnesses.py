@@ -45,9 +45,8 @@ def read_checkpoint_header(checkpoint: str) -> Checkpoint:
     from ..sources.hub import fetch_headers
     from ..sources.names import is_hub_id
 
-    if not os.path.exists(checkpoint) and is_hub_id(
-        checkpoint
-    ):  # Path.exists raises an error for a name that is too long
+    # Path.exists raises an error for a name that is too long
+    if not os.path.exists(checkpoint) and is_hub_id(checkpoint):
         return fetch_headers(checkpoint)
     return read_checkpoint(Path(checkpoint))
 

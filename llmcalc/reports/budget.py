@@ -40,9 +40,7 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     broken_count = count_violations(budget_checks)
     success_text = f"all {len(budget_checks)} bounds hold" if len(budget_checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(budget_checks)} broken" if broken_count else success_text
-    warnings = without_repetitions(
-        f"{budget_check.target}: {budget_check.warning}" for budget_check in budget_checks if budget_check.warning
-    )
+    warnings = without_repetitions(f"{check.target}: {check.warning}" for check in budget_checks if check.warning)
     has_memory = any(budget_check.key in ("memory", "fits") for budget_check in budget_checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     if not budget_checks:
@@ -51,10 +49,8 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     notes = [*warnings, memory_note if has_memory else ""]
     target_names = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(
-            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
-        )
-        for model_target in target_names
+        Table(target, COLUMNS, _bound_rows_of_model(target, budget_checks), name="bounds", target=target)
+        for target in target_names
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     return Report(
@@ -69,28 +65,24 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     return [
         Row(
             [
-                _check_name(budget_check),
+                _check_name(check),
+                DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
                 DisplayedValue(
-                    _validate_number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
+                    _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
+                    _limits_text(check, partial(_limit_text, check)),
                 ),
-                DisplayedValue(
-                    _limits_text(budget_check, lambda limit: str(_validate_number_or_none(limit.value))),
-                    _limits_text(budget_check, partial(_limit_text, budget_check)),
-                ),
-                _write_share(budget_check),
-                "fits" if budget_check.ok and budget_check.accelerator else "ok" if budget_check.ok else "no",
+                _write_share(check),
+                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
             ]
         )
-        for budget_check in budget_checks
-        if budget_check.target == model_target
+        for check in budget_checks
+        if check.target == model_target
     ]
 
 
 def _check_name(budget_check: BudgetCheck) -> str:
     """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
-    settings_text = ", ".join(
-        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
-    )
+    settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
@@ -102,9 +94,8 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
         checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
     ]
     is_near_limit = any(
-        write_value(_validate_number_or_none(limit_value))
-        == write_value(_validate_number_or_none(budget_check.measured))
-        for limit_value in other_limits
+        write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
+        for value in other_limits
     )
     return (
         f"{_validate_number_or_none(checked_value):,}"

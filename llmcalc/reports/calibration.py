@@ -37,8 +37,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
 
 def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
-        error_name: None if error is None else round_to_digits(error)
-        for error_name, error in asdict(validation_errors).items()
+        name: None if error is None else round_to_digits(error) for name, error in asdict(validation_errors).items()
     }
 
 

@@ -38,10 +38,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         "tree": {
             "name": file_name,
             "params": checkpoint.elements,
-            "children": [
-                {"name": name_prefix, "params": element_count}
-                for name_prefix, element_count in elements_by_prefix.items()
-            ],
+            "children": [{"name": prefix, "params": count} for prefix, count in elements_by_prefix.items()],
         },
     }
     prefix_columns = (
@@ -50,10 +47,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    part_rows = [
-        Row([name_prefix, element_count, element_count / total_elements])
-        for name_prefix, element_count in elements_by_prefix.items()
-    ]
+    part_rows = [Row([prefix, count, count / total_elements]) for prefix, count in elements_by_prefix.items()]
     part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -104,9 +98,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             {"node": expected_tensor.node, "shape": list(expected_tensor.shape)}
             for expected_tensor in tensor_match.missing
         ],
-        "extra": [
-            {"tensor": stored_tensor.name, "shape": list(stored_tensor.shape)} for stored_tensor in tensor_match.extra
-        ],
+        "extra": [{"tensor": tensor.name, "shape": list(tensor.shape)} for tensor in tensor_match.extra],
         "misshapen": [
             {
                 "node": expected_tensor.node,
@@ -131,15 +123,11 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
         for expected_tensor in tensor_match.missing
     ]
-    table_rows += [
-        Row(["extra", stored_tensor.name, _shape_text(stored_tensor.shape), None])
-        for stored_tensor in tensor_match.extra
-    ]
+    table_rows += [Row(["extra", tensor.name, _shape_text(tensor.shape), None]) for tensor in tensor_match.extra]
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "
-        f"{len(tensor_match.extra):,} extra, "
-        f"{len(tensor_match.misshapen):,} misshapen"
+        f"{len(tensor_match.extra):,} extra, {len(tensor_match.misshapen):,} misshapen"
     ]
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")

@@ -190,11 +190,7 @@ def report(
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(
-        accelerator_fit.verdict != "no"
-        for accelerator_fit in accelerator_fits
-        if accelerator_fit.hardware == planned_hardware
-    )
+    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
     title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
@@ -253,8 +249,7 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run.filled_in:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{setting_name} {_value_text(default_value)}"
-            for setting_name, default_value in launched_run.filled_in.items()
+            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.filled_in.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -358,10 +353,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals_of_groups[2] += message.count * message.wire_bytes
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
-    return [
-        Row([rank_group, ranks, MESSAGE_NAMES[message_kind], *totals_of_groups])
-        for (rank_group, ranks, message_kind), totals_of_groups in ordered_messages
-    ]
+    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
@@ -395,18 +387,13 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
     """Returns a table of each rank's memory at its peak by kind, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
-    memory_kinds = [
-        memory_kind
-        for memory_kind in KIND_TITLES
-        if any(rank.device.by_kind.get(memory_kind, 0) for rank in cluster.by_rank)
-    ]
+    memory_kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
     table_columns = [
         Column("rank", "rank"),
         *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
     ]
     table_rows = [
-        Row([rank.rank, *(rank.device.by_kind.get(memory_kind, 0) for memory_kind in memory_kinds)])
-        for rank in cluster.by_rank
+        Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in memory_kinds)]) for rank in cluster.by_rank
     ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", table_columns, table_rows, name="kinds")]
 
@@ -456,24 +443,15 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         )
     has_expert_capacity = getattr(
         cluster.own_settings, "moe_expert_capacity_factor", None
-    ) or cluster.settings.moe not in (
-        None,
-        DROPLESS,
-    )
+    ) or cluster.settings.moe not in (None, DROPLESS)
     if cluster.trains and cluster.layout.ep > 1 and not has_expert_capacity:
         uneven_text = (
             "" if cluster.own_settings is not None else f"; --moe {CAPACITY}1.5 for ranks that get 1.5 times as many"
         )
         notes.append(f"the experts of each rank get an even share of the rows{uneven_text}")
     if cluster.settings.precision in NARROW_PRODUCTS:
-        estimated_terms = (
-            memory_term for memory_term in cluster.device_rank.device.terms if memory_term.status == "estimate"
-        )
-        notes += [
-            f"{cluster.settings.precision}: {memory_term.witness}"
-            for memory_term in estimated_terms
-            if memory_term.name == "tensors"
-        ]
+        estimated_terms = (term for term in cluster.device_rank.device.terms if term.status == "estimate")
+        notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if cluster.reserved_band is not None:

@@ -35,11 +35,7 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of
         )
         for rule_of_thumb in rules_of_thumb
     ]
-    notes = [
-        f"{rule_of_thumb.name}: {rule_of_thumb.source}; {rule_of_thumb.remark}"
-        for rule_of_thumb in rules_of_thumb
-        if rule_of_thumb.source
-    ]
+    notes = [f"{rule.name}: {rule.source}; {rule.remark}" for rule in rules_of_thumb if rule.source]
     notes += [
         "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
         "HQ, n_ctx, T tokens of a sequence",

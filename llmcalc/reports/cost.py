@@ -96,8 +96,7 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_time, high_time, likely_time = (
-        duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
-        for range_end in _range_ends(seconds)
+        duration_text(end, time_unit, digit_count).removesuffix(f" {time_unit}") for end in _range_ends(seconds)
     )
     return low_time, high_time, likely_time, time_unit
 
@@ -213,10 +212,7 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "devices": run_cost.cost.devices,
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
-        "cost": {
-            amount_name: None if amount is None else amount.as_data()
-            for amount_name, amount in run_cost.cost.amounts.items()
-        },
+        "cost": {name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts.items()},
         "steps": run_cost.steps,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step is None else run_cost.step.as_data(),

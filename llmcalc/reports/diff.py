@@ -128,9 +128,7 @@ def _length_warnings(model_difference: ModelDifference) -> list[str]:
 
 def _answer_text(model_difference: ModelDifference) -> str:
     """Writes the change in the number of parameters: `+160.47 M parameters (+2.0 %)`."""
-    total_change = next(
-        quantity_change for quantity_change in model_difference.quantities if quantity_change.name == "parameters"
-    )
+    total_change = next(change for change in model_difference.quantities if change.name == "parameters")
     if not model_difference.has_changed:
         return "no count differs"
     if not total_change.has_changed:
@@ -196,12 +194,7 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     shown_nodes = changed_nodes[:SHOWN]
     scale_function = SCALE[shown_nodes[0].unit]
     unit_scale = scale_function(
-        median_low(
-            abs(node_value)
-            for node in shown_nodes
-            for node_value in (node.before, node.after, node.change)
-            if node_value
-        )
+        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
     )
     if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
         unit_scale = scale_function(largest_change)
@@ -260,6 +253,4 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
 
 
 def _quantity_data(quantity_change: QuantityChange) -> dict[str, Any]:
-    return {
-        field_name: getattr(quantity_change, field_name) for field_name in ("name", "unit", "before", "after", "change")
-    }
+    return {name: getattr(quantity_change, name) for name in ("name", "unit", "before", "after", "change")}

@@ -139,9 +139,7 @@ class Table(NamedTuple):
         shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [
-            row._replace(cells=[row.cells[column_index] for column_index in shown_columns]) for row in self.rows
-        ]
+        shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def split_lists(self) -> list[Table]:
@@ -324,11 +322,7 @@ def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[st
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     data_of_reports = [report.data_with_notes() for report in reports]
-    json_documents = [
-        json_document
-        for document_data in data_of_reports
-        for json_document in (document_data if isinstance(document_data, list) else [document_data])
-    ]
+    json_documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
     tables, warnings = (
         [table for report in reports for table in report.tables],
         [warning for report in reports for warning in report.warnings],

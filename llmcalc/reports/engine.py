@@ -222,9 +222,7 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
         for flag_name, flag_value in engine_use.memory.assumed.items()
         if flag_name in engine_use.engine.shown_defaults
     )
-    device_text = (
-        "of each device" if any(memory_term.device for memory_term in engine_use.memory.terms) else "of one device"
-    )
+    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
     format_remark = _format_remark(engine_use)
     return (
         f"{device_text}, in {units.GIB.name}"
@@ -259,9 +257,7 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    defaults_text = ", ".join(
-        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_use.memory.assumed.items()
-    )
+    defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
     gpu_notes = (
@@ -374,9 +370,7 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
-    device_text = (
-        "on the GPUs" if any(memory_term.device for memory_term in engine_use.memory.terms) else "for the cache"
-    )
+    device_text = "on the GPUs" if any(term.device for term in engine_use.memory.terms) else "for the cache"
     engine_memory = engine_use.memory
     title = f"More room {device_text}" if engine_memory.starts else "What would make it start"
     omits_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
@@ -414,9 +408,7 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
             for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
-    term_names = list(
-        dict.fromkeys(memory_term.name for engine_use in engine_uses for memory_term in engine_use.memory.terms)
-    )
+    term_names = list(dict.fromkeys(term.name for use in engine_uses for term in use.memory.terms))
     table_rows = [
         Row(
             [
@@ -499,19 +491,13 @@ def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
-    return [
-        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
-        for flag_name, flag_value in engine_flags.items()
-    ]
+    return [(engine_use.engine.spelling(name, uses_short_flags), value) for name, value in engine_flags.items()]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
     usual_flags, brief_flags = (
-        " ".join(
-            f"{flag_name} {flag_value}"
-            for flag_name, flag_value in _flag_values(engine_use, value_by_flag, has_short_spellings)
-        )
+        " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))
         or "—"
         for has_short_spellings in (False, True)
     )

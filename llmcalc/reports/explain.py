@@ -110,14 +110,8 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "path": node_position.path,
         "quantity": formula.quantity,
         **{
-            formula_key: write_expression(formula.expression, formula_style)
-            if explanation.formulas.has_symbols
-            else None
-            for formula_key, formula_style in (
-                ("symbolic", PLAIN),
-                ("latex", LATEX),
-                ("substituted", _style_with_numbers(explanation)),
-            )
+            key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
+            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _style_with_numbers(explanation)))
         },
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),
@@ -181,13 +175,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
         model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
         tables.append(
-            Table(
-                preset.display if is_first else "",
-                table_columns,
-                table_rows,
-                model_text,
-                without_repetitions(notes),
-            )
+            Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
         )
     rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
@@ -210,8 +198,7 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankS
         LINE
         - 4
         - max(
-            len("  " * formula_section.depth + section_name)
-            for formula_section, section_name in zip(explanation.sections, section_names, strict=True)
+            len("  " * section.depth + name) for section, name in zip(explanation.sections, section_names, strict=True)
         )
     )
     for formula in model_section.formulas:
@@ -287,10 +274,7 @@ def _component_rows(
     for component_block in component_blocks:
         formula_section, section_name, _ = component_block[0]
         layer_name = section_name.partition(" × ")[0]
-        block_contents = tuple(
-            (formula_section.depth, component_name, tuple(formula_texts))
-            for formula_section, component_name, formula_texts in component_block[1:]
-        )
+        block_contents = tuple((section.depth, name, tuple(texts)) for section, name, texts in component_block[1:])
         component_key = (
             formula_section.formula_nodes[0].numeric_node.kind,
             tuple(component_block[0][2]),
@@ -387,9 +371,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
         elif character == ")" and open_brackets:
             open_brackets.pop()
     term_starts = [
-        sign_match.start()
-        for sign_match in re.finditer(r" [+−] ", formula_text)
-        if sign_match.start() not in positions_in_brackets
+        match.start() for match in re.finditer(r" [+−] ", formula_text) if match.start() not in positions_in_brackets
     ]
     return [
         formula_text[term_start:term_end].strip()
@@ -401,9 +383,7 @@ def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
     repeat_count = sum(node_path.times for node_path in formula_section.formula_nodes if not node_path.optional)
     shared_names: list[str] = []
-    for name_parts in zip(
-        *(reversed(node_path.name.split(".")) for node_path in formula_section.formula_nodes), strict=False
-    ):
+    for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
         if len(set(name_parts)) > 1:
             break
         shared_names.insert(0, name_parts[0])
@@ -418,9 +398,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     repeat_count = sum(node_path.times for node_path in counted_paths)
     paths_text = ", ".join(node_path.path or "model" for node_path in counted_paths or formula_section.formula_nodes)
     left_out_paths = (
-        ", ".join(node_path.path for node_path in formula_section.formula_nodes if node_path.optional)
-        if counted_paths
-        else ""
+        ", ".join(path.path for path in formula_section.formula_nodes if path.optional) if counted_paths else ""
     )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_paths or repeat_count == 1:
@@ -455,9 +433,7 @@ def _source_notes(explanation: Explanation) -> list[str]:
                 paths_by_source.setdefault(node_position.numeric_node.source, []).append(
                     node_position.path_names[-1][0]
                 )
-    source_texts = [
-        f"{', '.join(dict.fromkeys(node_names))}: {source}" for source, node_names in paths_by_source.items()
-    ]
+    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
@@ -529,9 +505,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         _latex_comment(preset.display + ("" if rank_share is None else f", {rank_text(rank_share)}"))
     ]
     for formula_section in explanation.sections:
-        latex_lines.append(
-            _latex_comment(", ".join(node_path.path or "model" for node_path in formula_section.formula_nodes))
-        )
+        latex_lines.append(_latex_comment(", ".join(path.path or "model" for path in formula_section.formula_nodes)))
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [
@@ -553,12 +527,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
     node_sources = list(
-        dict.fromkeys(
-            node_path.source
-            for formula_section in explanation.sections
-            for node_path in formula_section.formula_nodes
-            if node_path.source
-        )
+        dict.fromkeys(path.source for section in explanation.sections for path in section.formula_nodes if path.source)
     )
     latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
     if bibtex:

@@ -366,8 +366,7 @@ class _FitScreen(NamedTuple):
         )
         settings_line = (
             f"{self.aside}: {units.GIB.write(accelerator_fit.needed)} of {units.GIB.write(accelerator_fit.capacity)} "
-            f"{units.GIB.name} "
-            f"({units.percent(accelerator_fit.share)})"
+            f"{units.GIB.name} ({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
         first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []

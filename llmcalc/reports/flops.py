@@ -124,9 +124,7 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
             encoders += tree_data(towers_node.place(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
-        node_data |= {
-            figure_key: node_data[figure_key] + encoder_figure for figure_key, encoder_figure in encoder_sums.items()
-        }
+        node_data |= {key: node_data[key] + figure for key, figure in encoder_sums.items()}
     return node_data
 
 
@@ -190,9 +188,7 @@ def _component_table(
             "recomputation": flop_count.recomputed,
         }
         table_rows += [
-            component_row(component_name, flops, 1)._replace(is_sum=True)
-            for component_name, flops in phase_texts.items()
-            if flops
+            component_row(name, flops, 1)._replace(is_sum=True) for name, flops in phase_texts.items() if flops
         ]
     other_convention = OTHER[flop_count.pairs]
     table_rows.append(
@@ -219,8 +215,7 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
     experts = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
-        f"; also not counted, as it is element by element: {operation_name}"
-        for operation_name in _uncounted_operations(flop_count.spec)
+        f"; also not counted, as it is element by element: {name}" for name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
@@ -315,8 +310,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
     choices_data = asdict(execution)
     choices_data["recompute"] = {
-        "kept" if choice_name == "saved_operations" else choice_name: choice
-        for choice_name, choice in choices_data["recompute"].items()
+        "kept" if name == "saved_operations" else name: choice for name, choice in choices_data["recompute"].items()
     }
     return choices_data
 

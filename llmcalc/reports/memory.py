@@ -89,12 +89,7 @@ def report(
     """
     memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
-    warnings += [
-        warning_text
-        for accelerator_fit in accelerator_fits
-        if not accelerator_fit.hardware.sources
-        for warning_text in accelerator_fit.hardware.notes
-    ]
+    warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)
@@ -138,11 +133,9 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     includes_runtime: false for those that are among the tensors, such as a reference model.
     """
     estimated_terms = [
-        memory_term
-        for memory_term in device.terms
-        if memory_term.status == "estimate"
-        and memory_term.name not in IN_PEAK
-        and memory_term.of_runtime is includes_runtime
+        term
+        for term in device.terms
+        if term.status == "estimate" and term.name not in IN_PEAK and term.of_runtime is includes_runtime
     ]
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
@@ -267,9 +260,7 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [
-        Row([f"of these: {kind_name}", *(byte_count for _ in phases)], 1) for kind_name, byte_count in allocator_terms
-    ]
+    table_rows += [Row([f"of these: {name}", *(count for _ in phases)], 1) for name, count in allocator_terms]
     table_rows.append(
         Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
     )
@@ -308,10 +299,7 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
         for state_name, byte_count in optimizer_state.states.items()
         if state_name != "step"
     ]
-    state_names = [
-        f"{state_name} ({units.short_dtype(dtype)})" if dtype else state_name
-        for state_name, dtype, _ in optimizer_parts
-    ]
+    state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
     return [
         Row([state_name, *(byte_count for _ in bytes_by_phase)], 1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
@@ -345,6 +333,4 @@ def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[Mod
     for node_path in list(parent_names):
         while node_path := node_path.rpartition(".")[0]:
             parent_names.add(node_path)
-    return [
-        memory_point for memory_point in memory_points if memory_point.node and memory_point.node not in parent_names
-    ] or memory_points
+    return [point for point in memory_points if point.node and point.node not in parent_names] or memory_points

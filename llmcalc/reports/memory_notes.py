@@ -122,9 +122,7 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
     if not device.host:
         return []
     term_texts = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host)
-    term_sources = dict.fromkeys(
-        f"{STATUS.get(memory_term.status, memory_term.status)} ({memory_term.witness})" for memory_term in device.host
-    )
+    term_sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
     ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
     return [f"host: {term_texts}{ranks_note}; {'; '.join(term_sources)}"]
 
@@ -200,13 +198,8 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
     uncounted_texts = uncounted_tensors_note(memory_use)
     notes += [f"not counted: {'; '.join(uncounted_texts)}" if uncounted_texts else "", binary_unit_note(units.GIB)]
     notes += host_notes(run_memory.device)
-    terms_with_status = [
-        memory_term for memory_term in run_memory.device.terms if memory_term.bytes and memory_term.status != "untested"
-    ]
-    notes += [
-        f"{STATUS[memory_term.status]}: {displayed_term_name(memory_term)} ({memory_term.witness})"
-        for memory_term in terms_with_status
-    ]
+    terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
+    notes += [f"{STATUS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
     if memory_use.quantized is not None:
@@ -261,8 +254,7 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
             dropout_texts = ", ".join(
-                f"{dropout_probability:g} ({dropout_place})"
-                for dropout_place, dropout_probability in choices_data["dropout"].items()
+                f"{probability:g} ({place})" for place, probability in choices_data["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
         kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
@@ -279,8 +271,7 @@ def _kernels_note(run_memory: Memory) -> str:
         return ""
     return (
         f"recurrent layers are counted with the kernels of {' and '.join(kernel_packages)}; where they are not "
-        "installed, "
-        "transformers runs loops of torch, which took up to 2.1 times as much on an H200"
+        "installed, transformers runs loops of torch, which took up to 2.1 times as much on an H200"
     )
 
 
@@ -320,7 +311,6 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     )
     notes.append(
         f"rule of thumb: {ZERO_RULE} bytes per parameter (bf16 weights and gradients, fp32 master weights and Adam "
-        "states) = "
-        f"{units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
+        f"states) = {units.GIB.write(bytes_by_rule)} {units.GIB.name}, {rule_error_text}{master_weights_hint}"
     )
     return notes

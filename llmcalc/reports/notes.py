@@ -162,8 +162,7 @@ def identity_experts_note(node_tree: Node) -> str:
     )
     return (
         f"upper bound: every token is counted with real experts ({expert_counts} identity experts, which hold and "
-        "compute "
-        "nothing)"
+        "compute nothing)"
         if identity_ops
         else ""
     )

@@ -192,9 +192,8 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
             units.count(parameter_count.active_at_least),
         )
         notes.append(
-            f"active per token with identity experts among its own: {average_active_params} on average if "
-            "all experts are chosen "
-            f"alike, {minimum_active_params} at least"
+            f"active per token with identity experts among its own: {average_active_params} on average if all experts "
+            f"are chosen alike, {minimum_active_params} at least"
         )
     if parameter_count.buffers:
         notes.append(

@@ -51,10 +51,7 @@ REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Colum
 
 
 def report(
-    preset: Preset,
-    layout_plan: LayoutPlan,
-    nearest_text: str = "",
-    requested_sizes: Mapping[str, int] | None = None,
+    preset: Preset, layout_plan: LayoutPlan, nearest_text: str = "", requested_sizes: Mapping[str, int] | None = None
 ) -> Report:
     """Returns the report: the best layouts, and the number of refused layouts per reason.
 
@@ -110,8 +107,7 @@ def report(
     ]
     if plan.refused:
         reason_rows = [
-            Row([refusal_reason, layout_count])
-            for refusal_reason, layout_count in sorted(plan.refused.items(), key=lambda item: -item[1])
+            Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])
         ]
         tables.append(
             Table(
@@ -138,10 +134,7 @@ def _rows_with_ties(layout_plan: LayoutPlan) -> list[tuple[LayoutPlan, Candidate
     """Returns each fitting layout with its framework's plan, and whether its time ties with another layout's."""
     framework_rows = layout_plan.rows_of_frameworks
     row_tie_flags = ties_with_previous([layout_candidate for _, layout_candidate in framework_rows])
-    return [
-        (framework_plan, layout_candidate, is_tie)
-        for (framework_plan, layout_candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)
-    ]
+    return [(plan, candidate, is_tie) for (plan, candidate), is_tie in zip(framework_rows, row_tie_flags, strict=True)]
 
 
 def _order_position(layout_plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -168,9 +161,7 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
     fastest_time = None if fastest_layout is None else fastest_plan.range(fastest_layout)
     time_text = "" if fastest_time is None else f"; the fastest takes {range_text(fastest_time)} a step"
     if layout_plan.other_plans:
-        framework_titles = [
-            framework_plan.framework.title for framework_plan in (layout_plan, *layout_plan.other_plans)
-        ]
+        framework_titles = [plan.framework.title for plan in (layout_plan, *layout_plan.other_plans)]
         return f"it fits under {', '.join(framework_titles[:-1])} and {framework_titles[-1]}{time_text}"
     for compared_plan in layout_plan.compared_plans:
         compared_layout = compared_plan.first_row[1]

@@ -67,11 +67,7 @@ class RanksUse(MemoryAnswer, Cluster):
     @cached_property
     def fits(self) -> list[MemoryFit]:
         """The verdict for each accelerator on whether all phases of the run fit."""
-        return [
-            self._fit_of_highest_phase(accelerator_fit)
-            for accelerator_fit in super().fits
-            if self._software_runs_on(accelerator_fit.hardware)
-        ]
+        return [self._fit_of_highest_phase(fit) for fit in super().fits if self._software_runs_on(fit.hardware)]
 
     def _software_runs_on(self, hardware: Hardware) -> bool:
         """Whether framework and rollout engine run on an accelerator; not asked of those that the user names.

@@ -72,10 +72,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak_column = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peak_texts = [
-        [in_flight_text(stage_counts, model_chunk) for model_chunk in range(pipeline.chunk_count)]
-        for stage_counts in in_flight
-    ]
+    peak_texts = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunk_count)] for counts in in_flight]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
@@ -85,9 +82,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [
-            timetable_chart.draw_line(timetable.spans[rank], model_chunk) for model_chunk in range(pipeline.chunk_count)
-        ]
+        chart_lines = [timetable_chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunk_count)]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [
                 rank if model_chunk == 0 else None,
@@ -147,9 +142,7 @@ class TimetableChart(NamedTuple):
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.costs.duration(pass_action.kind)
-            for actions_of_rank in timetable.pipeline.orders
-            for pass_action in actions_of_rank
+            timetable.costs.duration(action.kind) for actions in timetable.pipeline.orders for action in actions
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_pass
@@ -181,9 +174,8 @@ class TimetableChart(NamedTuple):
             if not visible_columns:
                 continue
             pass_name = f"{pass_kind}{micro_batch}"
-            if visible_columns.start > first_column or len(pass_name) > len(
-                visible_columns
-            ):  # its name is outside the window
+            # its name is outside the window
+            if visible_columns.start > first_column or len(pass_name) > len(visible_columns):
                 pass_name = ""
             pass_name = (
                 pass_name.ljust(len(visible_columns), FILL) if span_chunk == model_chunk else " " * len(visible_columns)
@@ -212,10 +204,7 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
                 "rank": rank,
                 "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [
-                    [*action_span.action[:3], action_span.start, action_span.end]
-                    for action_span in timetable.spans[rank]
-                ],
+                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
             }
             for rank in range(pipeline.ranks)
         ],

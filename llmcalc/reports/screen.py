@@ -55,9 +55,7 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
         shorter_tables.pop()
     left_out_tables = len(tables) - len(shorter_tables)
     while is_too_long():
-        longest_index = max(
-            range(len(shorter_tables)), key=lambda row_index: (len(shorter_tables[row_index].rows), row_index)
-        )
+        longest_index = max(range(len(shorter_tables)), key=lambda index: (len(shorter_tables[index].rows), index))
         table = shorter_tables[longest_index]
         removable_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
         if not removable_rows or len(table.rows) <= FEWEST_ROWS:
@@ -80,9 +78,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
-    for row_index in sorted(
-        range(len(tables)), key=lambda row_index: (row_index > 0, not tables[row_index].sooner, row_index)
-    ):
+    for row_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].sooner, index)):
         shorter_table = _trim_table(tables[row_index], free_lines - bool(placed_tables), is_required=not placed_tables)
         if shorter_table is not None:
             placed_tables[row_index] = shorter_table

@@ -144,8 +144,7 @@ def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     median_text, p90_text = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
         f"{tested_errors.words} ({title}): {plural(tested_errors.rows, 'measured row')}; sources never seen before "
-        f"were {median_text} off "
-        f"by median, one in ten by more than {p90_text}"
+        f"were {median_text} off by median, one in ten by more than {p90_text}"
     )
 
 
@@ -183,9 +182,8 @@ def exchange_notes(software_stack: TimeStack, layout: Layout) -> list[str]:
     if not software_stack.gathers_tokens or software_stack.gathers_on(layout.dp, layout.ep):
         return []
     return [
-        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back "
-        f"({software_stack.exchange}); the "
-        "default, which gathers all tokens on every rank, takes longer"
+        f"each token is sent to the ranks of its {layout.ep}-way divided experts and back ({software_stack.exchange}); "
+        "the default, which gathers all tokens on every rank, takes longer"
     ]
 
 
@@ -336,9 +334,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
     unit_of_run = duration_unit(timed_run.seconds)
     time_parts = [
-        (part_name, seconds)
-        for part_name, seconds in timed_run.parts.items()
-        if seconds or part_name in ("work", "kernels")
+        (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.bounds.items(), key=lambda item: -item[1])
     table_rows: list[Row] = []

@@ -85,9 +85,7 @@ def layout_text(server: Server) -> str:
     Of a group it writes the replicas for prompts and those that decode: `2 × (1+3) tp4`.
     """
     layout_sizes = server.sizes
-    layout = (
-        " ".join(f"{degree_name}{degree}" for degree_name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
-    )
+    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
     prefill_decode_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
@@ -199,9 +197,7 @@ AT_RISK = "at risk"
 def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
-    servers_in_order = sorted(
-        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
-    )
+    servers_in_order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     table_rows = []
     for server_index in servers_in_order:
         server, server_point = servers.servers[server_index], servers.points[server_index]
@@ -366,11 +362,9 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
         return []
     cheapest_rate, cheapest_server = max(
         (
-            (server_point.per_device, server)
-            for server, server_point, keeps_limits in zip(
-                servers.servers, servers.points, servers.keeps_limits, strict=True
-            )
-            if keeps_limits and server_point is not None
+            (point.per_device, server)
+            for server, point, keeps_limits in zip(servers.servers, servers.points, servers.keeps_limits, strict=True)
+            if keeps_limits and point is not None
         ),
         key=lambda candidate: candidate[0],
     )
@@ -468,15 +462,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "speculation": _speculation_data(serve_study),
         "price": serve_study.price,
         "servers": listed_servers,
-        "front": [
-            {"server": server_index, "concurrency": _users_data(concurrency)}
-            for server_index, concurrency in servers.front
-        ],
+        "front": [{"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.front],
         "chosen": _chosen_server_data(serve_study, servers),
         "why_not": servers.why_not,
         "class": {
-            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
-            for latency_name in ("ttft", "tpot")
+            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
         },
         "not_counted": list(NOT_COUNTED),
     }
@@ -494,10 +484,8 @@ def _times_data(serve_study: ServeStudy, server: Server, trace_times: TraceTimes
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            latency_name: {
-                f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, latency_name).items()
-            }
-            for latency_name in ("ttft", "tpot")
+            name: {f"p{percentile}": amount.as_data() for percentile, amount in getattr(trace_times, name).items()}
+            for name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),

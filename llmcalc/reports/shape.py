@@ -81,8 +81,7 @@ def report(
     }
     if has_raw_table:
         raw_rows = [
-            {**shape_data, **shape_data["literature"], "head_sizes": " ".join(map(str, shape_data["head_sizes"]))}
-            for shape_data in shapes_data
+            {**data, **data["literature"], "head_sizes": " ".join(map(str, data["head_sizes"]))} for data in shapes_data
         ]
         return Report(
             json_document,
@@ -297,8 +296,7 @@ def _shared_sizes_text(shape_study: ShapeStudy) -> str:
     return (
         f"held fixed: {width_name} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv_text}, "
         f"vocabulary {spec.vocab_size:,} {tying_text}; h is a multiple of {shape_study.family.width_step}, so that "
-        "head counts stay "
-        "integers"
+        "head counts stay integers"
     )
 
 
@@ -327,8 +325,7 @@ def _active_text(shape_study: ShapeStudy) -> list[int]:
 
 def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
     notes = [
-        f"{study_finding.source} (arXiv:{study_finding.arxiv}): {study_finding.says}. Limits: {study_finding.limits}"
-        for study_finding in FINDINGS
+        f"{finding.source} (arXiv:{finding.arxiv}): {finding.says}. Limits: {finding.limits}" for finding in FINDINGS
     ]
     if shape_study.shapes[0].stack.mixture_of_experts:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
@@ -341,9 +338,7 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
         hidden_size, layers, aspect_ratio = shape_study.scaled
         notes.append(
             f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
-            f"{hidden_size:,.0f}, "
-            f"L = {layers:.0f}. The exponents are that "
-            "preprint's, the constant is the model's; L·h² then grows as C^0.80, unlike Chinchilla's N in "
-            "proportion to C^0.5"
+            f"{hidden_size:,.0f}, L = {layers:.0f}. The exponents are that preprint's, the constant is the model's; "
+            "L·h² then grows as C^0.80, unlike Chinchilla's N in proportion to C^0.5"
         )
     return notes

@@ -50,9 +50,7 @@ def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
         for layout_candidate in candidates
     ]
     shared_words = set.intersection(*words_by_candidate)
-    layout_words = (
-        ["sp", WHOLE_EXPERTS] if any(layout_candidate.layout.tp > 1 for layout_candidate in candidates) else []
-    )
+    layout_words = ["sp", WHOLE_EXPERTS] if any(candidate.layout.tp > 1 for candidate in candidates) else []
     layout_words += [f"ZeRO-{stage}" for stage in (1, 2, 3)]
     layout_words += [f"recompute {candidates[0].recompute}"] if candidates[0].recompute not in ("", "none") else []
     return [shared_word for shared_word in layout_words if shared_word in shared_words]
@@ -66,11 +64,7 @@ WHOLE_EXPERTS = "etp 1"
 
 def _parallel_size_texts(layout: Layout) -> list[str]:
     degree_names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [
-        f"{group_name} {degree}"
-        for group_name in degree_names
-        if (degree := getattr(layout, group_name)) not in (None, 1)
-    ]
+    group_texts = [f"{name} {degree}" for name in degree_names if (degree := getattr(layout, name)) not in (None, 1)]
     if layout.expert_tp == 1 and layout.tp > 1:  # without --etp they divide each expert
         group_texts.append(WHOLE_EXPERTS)
     if layout.sequence_parallel:
@@ -112,7 +106,5 @@ def counted_rank_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
 
 def replicated_parameters_text(copied_params: dict[str, Number]) -> str:
     """Writes the parameters that tensor parallelism replicates; empty if there are none."""
-    params_text = ", ".join(
-        f"{component_name} {units.exact(parameters)}" for component_name, parameters in copied_params.items()
-    )
+    params_text = ", ".join(f"{name} {units.exact(parameters)}" for name, parameters in copied_params.items())
     return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

@@ -21,13 +21,10 @@ def headline(spec: ModelSpec) -> str:
     depth_text = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
     layer_specs = distinct_blocks(spec)
     summary_parts = [spec.kind, f"{depth_text} layer{'s' * (depth_text != '1')}", f"hidden {spec.hidden_size}"]
-    ffn_texts = zip_longest(
-        *(layer_spec.networks() for layer_spec in layer_specs)
-    )  # those beside the others after the others
+    # those beside the others after the others
+    ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
     for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
-        summary_parts += _merge_texts(
-            unique_texts(describe_part(model_part, spec.hidden_size) for model_part in parts_of_kind)
-        )
+        summary_parts += _merge_texts(unique_texts(describe_part(part, spec.hidden_size) for part in parts_of_kind))
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
     return ", ".join(summary_parts)

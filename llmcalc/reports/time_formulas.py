@@ -27,9 +27,7 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, An
         "node": inputs["node"],
         "setting": {symbol_name: symbol_value for symbol_name, symbol_value in inputs.items() if symbol_name != "node"},
         "formulas": [_formula_record(formula) for formula in formulas],
-        "symbols": {
-            symbol_name: {"field": SYMBOLS[symbol_name], "value": None} for symbol_name in _used_symbols(formulas)
-        },
+        "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
     run_title = f"{inputs['phase']} of {inputs['batch']} x {inputs['seq']:,} tokens on one {inputs['hardware']}"
@@ -46,15 +44,9 @@ def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, An
 def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     """Returns the symbols that occur in the formulas."""
     formula_words = {
-        formula_word
-        for formula in time_formulas
-        for formula_word in formula.symbolic.replace("(", " ").replace(")", " ").split()
+        word for formula in time_formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()
     }
-    return [
-        symbol_name
-        for symbol_name in SYMBOLS
-        if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
-    ]
+    return [name for name in SYMBOLS if name in {formula_word.rstrip(",") for formula_word in formula_words}]
 
 
 def _formula_row(formula: TimeFormula) -> Row:

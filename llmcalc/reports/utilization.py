@@ -22,8 +22,7 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
         convention_names = ", ".join(convention_row.name for convention_row in rows_above_peak)
         return [
             f"more than 100 % by {convention_names}, with FLOPs that need not be computed; the exact count of causal "
-            "pairs is "
-            "below the peak"
+            "pairs is below the peak"
         ]
     dtype_bits = units.DTYPE_BITS[utilization.dtype]
     narrower_formats = [
@@ -44,9 +43,7 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
 
 def utilization_table(title: str, headline: str, utilization: Utilization) -> Table:
     """Returns the table of MFU and HFU under each convention, exact counts first."""
-    flops_scale = units.decimal_scale(
-        max(utilization_row.flops_per_token for utilization_row in utilization.conventions), "FLOPs"
-    )
+    flops_scale = units.decimal_scale(max(row.flops_per_token for row in utilization.conventions), "FLOPs")
     columns = (
         Column("convention", "convention", justify="left"),
         Column("formula", "formula", justify="left"),
@@ -75,21 +72,11 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
         "(--recompute, and the scores in flash attention's backward pass)",
         "an MFU without its convention cannot be compared: quote both",
-        *(
-            f"{utilization_row.name}: {utilization_row.source}"
-            for utilization_row in utilization.conventions
-            if utilization_row.source
-        ),
+        *(f"{row.name}: {row.source}" for row in utilization.conventions if row.source),
     ]
     rate_text = f"{utilization.tokens_per_second:,} tokens/s on {utilization.devices:,} × {utilization.hardware.name}"
     return Table(
-        title,
-        columns,
-        table_rows,
-        f"{rate_text}, {headline}",
-        notes,
-        "utilization of a measured run",
-        "utilization",
+        title, columns, table_rows, f"{rate_text}, {headline}", notes, "utilization of a measured run", "utilization"
     )
 
 

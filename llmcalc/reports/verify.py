@@ -69,9 +69,7 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_groups = {
-        _quantity_group(comparison) for model_verdict in model_verdicts for comparison in model_verdict.checks
-    }
+    checked_groups = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
     compared_groups = [
         quantity for quantity in (*QUANTITIES, MEMORY, LOSS) if quantity != "buffers" and quantity in checked_groups
     ]
@@ -169,22 +167,15 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
         note_text = f"{passed_count} of {len(model_verdicts)} models: all checks pass ({check_count:,} checks)"
         return [note_text + (f"; {len(skipped_models)} skipped" if skipped_models else "")]
     failed_verdicts = [model_verdict for model_verdict in model_verdicts if not model_verdict.ok]
-    return [
-        f"{len(model_verdict.failures):,} of {plural(check_count, 'check')} failed" for model_verdict in failed_verdicts
-    ]
+    return [f"{len(verdict.failures):,} of {plural(check_count, 'check')} failed" for verdict in failed_verdicts]
 
 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(
-        model_verdict.ok and any(comparison.explained for comparison in model_verdict.checks)
-        for model_verdict in model_verdicts
-    ):
+    if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in model_verdicts):
         legend_texts.append("±: they differ, explained above")
-    inexact_checks = [
-        comparison for model_verdict in model_verdicts for comparison in model_verdict.checks if comparison.within
-    ]
+    inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.within]
     if inexact_checks:
         legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(model_verdict.ok for model_verdict in model_verdicts):
@@ -223,8 +214,7 @@ def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
 def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     """Returns one note per reason for skipping, with the models that were skipped."""
     return [
-        f"skipped, {reason}: "
-        f"{', '.join(model_name for model_name, skip_reason in skipped_models.items() if skip_reason == reason)}"
+        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped_models.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped_models.values())
     ]
 
@@ -254,15 +244,9 @@ def _tolerances_text(comparisons: list[Check]) -> str:
 def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the runs whose memory was compared, and on the runs that were left out."""
     compared_memory = [
-        (model_verdict.target, model_verdict.info["memory"])
-        for model_verdict in model_verdicts
-        if "memory" in model_verdict.info
+        (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [
-        f"memory of {model_name}: {', '.join(memory_info['runs'])}"
-        for model_name, memory_info in compared_memory
-        if memory_info["runs"]
-    ]
+    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
     if len(notes) > 1:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
@@ -283,36 +267,22 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
     scratch_sizes = sorted(
-        {
-            kernel_and_bytes
-            for model_verdict in model_verdicts
-            for kernel_and_bytes in model_verdict.info["scratch_bytes"].items()
-        }
+        {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    parallel_kinds = ", ".join(
-        f"{layout[degree_key]} {degree_name}"
-        for degree_key, degree_name in degree_titles.items()
-        if layout[degree_key] > 1
-    )
+    parallel_kinds = ", ".join(f"{layout[key]} {name}" for key, name in degree_titles.items() if layout[key] > 1)
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two "
-        f"steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
-        f"{run_info['seq']} "
-        "tokens per replica; loss: against one process",
+        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({parallel_kinds}): two steps "
+        f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"{run_info['seq']} tokens per replica; loss: against one process",
         f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
-        "largest "
-        "block of each: "
+        "largest block of each: "
         f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
     ]
 
 
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
-    covered_models = [
-        (model_verdict, model_verdict.coverage)
-        for model_verdict in model_verdicts
-        if model_verdict.coverage is not None
-    ]
+    covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
     direct_count, summed_count = (
         sum(len(comparison.alone) for _, comparison in covered_models),
         sum(len(comparison.summed) for _, comparison in covered_models),
@@ -356,10 +326,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, lines_left = (
-                comparisons[:lines_left],
-                lines_left - len(comparisons[:lines_left]),
-            )
+            listed_checks, lines_left = (comparisons[:lines_left], lines_left - len(comparisons[:lines_left]))
             table_rows = [
                 Row(
                     [

@@ -218,10 +218,7 @@ class CachingAllocator:
         blocks_by_number += [NO_BLOCK] * (storage_count - len(blocks_by_number))
         allocated_units, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
         small_pool_number = self._small_pool(self._stream)
-        pool_tables = [
-            (block_pool.starts, block_pool.ends, block_pool.sizes, block_pool.by_size, block_pool.least_rest)
-            for block_pool in self._pools
-        ]
+        pool_tables = [(pool.starts, pool.ends, pool.sizes, pool.by_size, pool.least_rest) for pool in self._pools]
         for storage_number, encoded_units in allocator_steps:
             if encoded_units > 0:
                 pool_number = small_pool_number if encoded_units <= SMALL else small_pool_number + 1
@@ -357,10 +354,7 @@ class RequestedBytes:
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
         allocator_steps = self.steps(
-            [
-                (storage_number + first_repeat, nbytes, event_detail)
-                for storage_number, nbytes, event_detail in memory_events
-            ]
+            [(number + first_repeat, nbytes, detail) for number, nbytes, detail in memory_events]
         )
         bytes_of_later_repeats = (repeat_count - 1) * (self.requested - requested_before)
         self.requested += bytes_of_later_repeats

@@ -45,9 +45,8 @@ class CheckpointedRegion:
         self.stops_early: bool = stops_early
         self.saved_operations: frozenset[str] = kept_operations
         self.alternate_operations: frozenset[str] = alternate_operations
-        if (
-            autograd_graph.pack_elsewhere is not None
-        ):  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+        # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
+        if autograd_graph.pack_elsewhere is not None:
             autograd_graph.save_uncheckpointed(Tensor((0,), input_tensors[0].dtype, input_tensors[0].storage))
         self.arguments: list[tuple[SavedTensor, bool, bool]] = [
             (autograd_graph.save_uncheckpointed(tensor), tensor.leaf, tensor.needs_grad) for tensor in input_tensors
@@ -101,10 +100,7 @@ class CheckpointedRegion:
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
-                [
-                    _detached_result(autograd_graph, argument.unpack(), *grad_flags)
-                    for argument, *grad_flags in self.arguments
-                ]
+                [_detached_result(autograd_graph, argument.unpack(), *flags) for argument, *flags in self.arguments]
             )
         except _AllRecomputed:
             pass

@@ -144,11 +144,9 @@ def _stacks_of_scope(
 ) -> list[tuple[tuple[str, ...], list[ModuleScope]]]:
     """Returns every executed stack: the parent module's path and the layer kinds."""
     layer_scopes = [
-        scope_item
-        for scope_item in module_scope.items
-        if isinstance(scope_item, ModuleScope)
-        and scope_item.first_input is not None
-        and not scope_item.about.get("optional")
+        item
+        for item in module_scope.items
+        if isinstance(item, ModuleScope) and item.first_input is not None and not item.about.get("optional")
     ]
     stacks = [(parent_path, layer_scopes)] if layer_scopes else []
     for scope_item in module_scope.items:

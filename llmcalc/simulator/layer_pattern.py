@@ -16,9 +16,7 @@ def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
         (layer_kind,) = layer_scopes
         indices = layer_kind.about.get("indices")
         return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
-    kinds_by_index = {
-        layer_index: layer_kind for layer_kind in layer_scopes for layer_index in layer_kind.about["indices"]
-    }
+    kinds_by_index = {index: kind for kind in layer_scopes for index in kind.about["indices"]}
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 

@@ -90,9 +90,7 @@ class Lowering(ProgramLowering):
 
     def refuse_recomputed_module(self, operation: Step) -> None:
         """Raises `UnsupportedKernel` for an operation in a module that the backward pass recomputes."""
-        if self.recompute.layers or any(
-            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
-        ):
+        if self.recompute.layers or any(id(call.scope) in self.recomputed_modules for call in self.frames):
             raise self.unsupported(
                 "it reads what a layer below has kept, and runs again after those above; expected --recompute none",
                 operation.name,
@@ -100,12 +98,7 @@ class Lowering(ProgramLowering):
 
     def _find_recomputed_modules(self, root_scope: ModuleScope) -> None:
         """Finds the modules selected for recomputation. Raises `InputError` for an unknown module."""
-        modules = [
-            module
-            for module_scope in root_scope.scopes()
-            if is_stack_layer(module_scope)
-            for module in modules_below(module_scope)
-        ]
+        modules = [module for scope in root_scope.scopes() if is_stack_layer(scope) for module in modules_below(scope)]
         check_node_names(self.recompute.nodes, (module_path for module_path, _ in modules))
         for module_path, module_scope in modules:
             if module_path in self.recompute.nodes:
@@ -183,11 +176,7 @@ class Lowering(ProgramLowering):
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
-        return {
-            carried_name: tensor
-            for carried_name, tensor in self.memo.items()
-            if self.carries_tensors and carried_name[0] == CARRIED
-        }
+        return {name: tensor for name, tensor in self.memo.items() if self.carries_tensors and name[0] == CARRIED}
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""

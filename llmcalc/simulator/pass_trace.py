@@ -108,10 +108,8 @@ class PassTrace:
         """Whether another trace has the same events, except for numbers of the previous pass's storages."""
         releases_of_traces = (
             {
-                pass_id: [release_step for release_step, _ in storage_releases]
-                if pass_id[1] == PREVIOUS
-                else storage_releases
-                for pass_id, storage_releases in pass_trace.releases_of_other_passes.items()
+                pass_id: [release_step for release_step, _ in releases] if pass_id[1] == PREVIOUS else releases
+                for pass_id, releases in pass_trace.releases_of_other_passes.items()
             }
             for pass_trace in (self, other_trace)
         )
@@ -135,8 +133,6 @@ class PassTrace:
         if any(storage_number not in new_storage_numbers for _, storage_number in storage_releases):
             return None
         renumbered_releases = {
-            (model_chunk, PREVIOUS, 0): [
-                (step_index, new_storage_numbers[storage_number]) for step_index, storage_number in storage_releases
-            ]
+            (model_chunk, PREVIOUS, 0): [(index, new_storage_numbers[number]) for index, number in storage_releases]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

@@ -68,9 +68,7 @@ class AllocatorOverhead(NamedTuple):
             max(run_overhead.requested for run_overhead in run_overheads),
             max(run_overhead.slop for run_overhead in run_overheads),
         )
-        reserved_bytes = max(
-            run_overhead.requested + run_overhead.slop + run_overhead.free for run_overhead in run_overheads
-        )
+        reserved_bytes = max(overhead.requested + overhead.slop + overhead.free for overhead in run_overheads)
         return AllocatorOverhead(
             requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
         )
@@ -167,19 +165,12 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [
-            sweep_or_events
-            for sweeps_and_events in self.parts.values()
-            for sweep_or_events in sweeps_and_events
-            if isinstance(sweep_or_events, LayerSweep)
-        ]
+        layer_sweeps = [sweep for sweeps in self.parts.values() for sweep in sweeps if isinstance(sweep, LayerSweep)]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
             repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
-            layer_sweep.inner = [
-                self._event_of_inner_repeats(layer_sweep.stack, *repeat_pair) for repeat_pair in repeat_pairs
-            ]
+            layer_sweep.inner = [self._event_of_inner_repeats(layer_sweep.stack, *pair) for pair in repeat_pairs]
         self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -223,10 +214,7 @@ class RepeatAnalysis:
         if layer_repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
             yield layer_repeat, memory_events
             return
-        event_groups = [
-            (origin_repeat, list(events_of_repeat))
-            for origin_repeat, events_of_repeat in groupby(memory_events, self._repeat_of_allocation)
-        ]
+        event_groups = [(repeat, list(events)) for repeat, events in groupby(memory_events, self._repeat_of_allocation)]
         pending_events: list[Event] = []
         group_index = 0
         while group_index < len(event_groups):
@@ -254,14 +242,7 @@ class RepeatAnalysis:
         if origin_repeats in self.orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
-        return next(
-            (
-                release_order
-                for release_order in self.orders
-                if first_origins in (release_order[1:], release_order[:-1])
-            ),
-            [],
-        )
+        return next((order for order in self.orders if first_origins in (order[1:], order[:-1])), [])
 
     def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
@@ -275,9 +256,7 @@ class RepeatAnalysis:
         place_without_phase = allocation_place.layer_index, allocation_place.path
         if place_without_phase not in self.repeat_cache:
             repeats = (self._repeat_in_stack(stack_index, allocation_place) for stack_index in self.repeating)
-            self.repeat_cache[place_without_phase] = next(
-                (layer_repeat for layer_repeat in repeats if layer_repeat), None
-            )
+            self.repeat_cache[place_without_phase] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[place_without_phase]
 
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
@@ -385,13 +364,11 @@ class RepeatAnalysis:
             and second_counterpart[1] < third_counterpart[1]
         ):
             return InnerRepeatEvent(0, second_storage, second_storage, nbytes, event_detail)
-        if (
-            second_counterpart is None and third_counterpart is not None and third_counterpart[1] == 1
-        ):  # the third repeat uses a storage of the second
+        # the third repeat uses a storage of the second
+        if second_counterpart is None and third_counterpart is not None and third_counterpart[1] == 1:
             return InnerRepeatEvent(-1, third_storage, second_storage, nbytes, event_detail)
-        if (
-            second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2
-        ):  # the second repeat uses a storage of the third
+        # the second repeat uses a storage of the third
+        if second_counterpart is not None and third_counterpart is None and second_counterpart[1] == 2:
             return InnerRepeatEvent(1, second_counterpart[0], third_storage, nbytes, event_detail)
         raise NotRepeatingError
 
@@ -426,11 +403,7 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
-        if any(
-            (storage_number, 2, nbytes) in outer_events
-            for storage_number, layer_repeat, nbytes in outer_events
-            if layer_repeat == 1
-        ):
+        if any((number, 2, nbytes) in outer_events for number, repeat, nbytes in outer_events if repeat == 1):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
@@ -570,9 +543,7 @@ class RepeatedEvents:
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _events_of_allocator(memory_events), ONCE
             yield (
-                _events_of_allocator(
-                    [(storage_number, nbytes, event_detail) for storage_number, _, nbytes, event_detail in inner_events]
-                ),
+                _events_of_allocator([(number, nbytes, detail) for number, _, nbytes, detail in inner_events]),
                 repeat_order[1:-1],
             )
             yield _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])), ONCE

@@ -33,16 +33,10 @@ class ShortenedPasses:
         self.passes: Sequence[RecordedPass] = recorded_passes
         boundary_indices = [
             0,
-            *(
-                boundary_index
-                for recorded_pass in recorded_passes
-                for boundary_index in (recorded_pass.start, recorded_pass.end)
-            ),
+            *(index for recorded_pass in recorded_passes for index in (recorded_pass.start, recorded_pass.end)),
             len(memory_events),
         ]
-        self.pieces: list[Sequence[Event]] = [
-            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
-        ]
+        self.pieces: list[Sequence[Event]] = [memory_events[start:end] for start, end in pairwise(boundary_indices)]
         repeat_analysis = RepeatAnalysis(
             RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
         )

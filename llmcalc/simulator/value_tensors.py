@@ -111,9 +111,8 @@ class ValueTensors:
         if recorded_value.of is None:
             raise self.unsupported("reads a value that no step has made")
         value_tensor, shape = self.tensor_of(recorded_value.of), self.shape(recorded_value)
-        if (
-            recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched
-        ):  # rows of every sequence alike
+        # rows of every sequence alike
+        if recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
             return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)
@@ -245,9 +244,7 @@ class ValueTensors:
     @property
     def place(self) -> AllocationPlace:
         """The place (module and phase) of new storages."""
-        layer_index = next(
-            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), -1
-        )
+        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), -1)
         return AllocationPlace(self.graph.meter.place.phase, layer_index, self.path)
 
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:
@@ -261,7 +258,4 @@ class ValueTensors:
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [
-            ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
-            for module_call in self.frames
-        ]
+        return [ModuleFrame(call.scope, layer_index=call.layer_index, owner=call.owner) for call in self.frames]

@@ -62,8 +62,7 @@ class VisitMeter(Meter):
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
-            for visit_place, peak, work in self._visits
+            ModuleVisit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
 
@@ -95,11 +94,7 @@ class PassVisits(NamedTuple):
         repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
-        return (
-            [repeat_of_visit.index(layer_repeat) for layer_repeat in repeats]
-            if {*repeats} <= {*repeat_of_visit}
-            else None
-        )
+        return [repeat_of_visit.index(repeat) for repeat in repeats] if {*repeats} <= {*repeat_of_visit} else None
 
     def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
@@ -115,29 +110,24 @@ class PassVisits(NamedTuple):
         added_bytes = later_part[0].bytes - earlier_part[0].bytes
         expected_part = [
             (
-                visit_place
-                if visit_place.layer_index < 0
-                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
+                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for visit_place, peak_bytes, _ in earlier_part
+            for place, peak_bytes, _ in earlier_part
         ]
         return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""
         removed_work = self.visits[end_index].work - self.visits[start_index].work
-        later_visits = [
-            module_visit._replace(work=module_visit.work - removed_work) for module_visit in self.visits[end_index:]
-        ]
+        later_visits = [visit._replace(work=visit.work - removed_work) for visit in self.visits[end_index:]]
         return PassVisits([*self.visits[:start_index], *later_visits], self.work - removed_work)
 
     def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
         """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
         module_visits = list(self.visits)
         module_visits[start_index:end_index] = [
-            module_visit._replace(bytes=module_visit.bytes + added_bytes)
-            for module_visit in module_visits[start_index:end_index]
+            visit._replace(bytes=visit.bytes + added_bytes) for visit in module_visits[start_index:end_index]
         ]
         return PassVisits(module_visits, self.work)
 

@@ -107,9 +107,8 @@ def require_few_elements(file_text: str, error_location: str, element_limit: int
     """
     if file_text.count("[") + file_text.count("{") + file_text.count(",") <= element_limit:
         return
-    sign_matches = (
-        sign_match for sign_match in re.finditer(_JSON_SIGN, file_text) if sign_match[0][0] != '"'
-    )  # signs in strings build nothing
+    # signs in strings build nothing
+    sign_matches = (sign_match for sign_match in re.finditer(_JSON_SIGN, file_text) if sign_match[0][0] != '"')
     if next(islice(sign_matches, element_limit, None), None) is not None:
         raise InputError(
             f"{error_location}: more than {element_limit:,} values and fields; expected at most {element_limit:,}"

@@ -233,9 +233,7 @@ def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
                 for error_path, detail in zip(error_paths, errors, strict=True)
                 if error_path == path and detail["type"] == "literal_error"
             ]
-            error_text = f"{path}: {explain_value(first_error)}" + "".join(
-                f" or {alternative_text}" for alternative_text in alternatives[1:]
-            )
+            error_text = f"{path}: {explain_value(first_error)}" + "".join(f" or {text}" for text in alternatives[1:])
     other_error_count = len(set(error_paths)) - 1  # a union reports the errors of each member
     return error_text + (f" (and {other_error_count} more)" if other_error_count else "")
 

@@ -173,11 +173,7 @@ def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MES
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
     setting_arguments = [argument for git_setting in SETTINGS for argument in ("-c", git_setting)]
-    git_environment = {
-        variable_name: variable_value
-        for variable_name, variable_value in os.environ.items()
-        if variable_name not in REPOSITORY_VARIABLES
-    }
+    git_environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     # a new process group, so that processes that git starts end with it
     git_process = subprocess.Popen(
         [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
@@ -216,9 +212,7 @@ def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MES
             f"--git: git {git_arguments[0]} in {repo_root} wrote more than {byte_limit:,} bytes; expected fewer"
         )
     message_lines = error_output.decode(errors="replace").strip().splitlines() or [f"git {git_arguments[0]} failed"]
-    fatal_line = next(
-        (message_line for message_line in message_lines if message_line.startswith("fatal: ")), message_lines[-1]
-    )
+    fatal_line = next((line for line in message_lines if line.startswith("fatal: ")), message_lines[-1])
     return GitAnswer(git_process.returncode, output, one_line(fatal_line.removeprefix("fatal: ")))
 
 

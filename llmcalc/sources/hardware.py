@@ -143,9 +143,8 @@ def read_hardware(file_name: str) -> Hardware:
 def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> dict[str, Any]:
     """Returns a preset's figures, overridden table by table by the figures of a user's file."""
     base_description = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
-    if (
-        "memory_bytes" in hardware_description
-    ):  # the driver's total and the sizes that are sold are of the preset's memory
+    # the driver's total and the sizes that are sold are of the preset's memory
+    if "memory_bytes" in hardware_description:
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base_description.pop(field, None)
     for field, field_value in hardware_description.items():
@@ -205,9 +204,7 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
     hardware_by_spelling = {
-        spelling: hardware_name
-        for hardware_name in hardware_names()
-        for spelling in _normalized_names(load_hardware(hardware_name))
+        spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
     suggestion = suggest(typed_name, list(hardware_names())) or suggest(normalized(typed_name), hardware_by_spelling)
     raise InputError(
@@ -219,17 +216,14 @@ def _hardware_by_name(typed_name: str) -> Hardware:
 def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title an argument spells, with or without the vendor's name."""
     normalized_names = _normalized_arguments(hardware_argument)
-    matching_names = (
-        hardware_name for hardware_name in hardware_names() if normalized(hardware_name) in normalized_names
-    )
+    matching_names = (name for name in hardware_names() if normalized(name) in normalized_names)
     # a file is parsed if its text has the letters of a name, with any punctuation between them, or an escaped character
     spelling_patterns = [r"[\W_]*".join(map(re.escape, name)) for name in sorted(normalized_names)]
     may_spell = re.compile("|".join((r"\\", *spelling_patterns)), re.IGNORECASE).search
     hardware_names_with_spelling = (
-        hardware_name
-        for hardware_name in hardware_names()
-        if may_spell(_preset_text(hardware_name))
-        and not normalized_names.isdisjoint(_normalized_names(load_hardware(hardware_name)))
+        name
+        for name in hardware_names()
+        if may_spell(_preset_text(name)) and not normalized_names.isdisjoint(_normalized_names(load_hardware(name)))
     )
     hardware_name = next(matching_names, None) or next(hardware_names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)

@@ -44,15 +44,11 @@ def description_schema() -> dict[str, Any]:
     for class_name in sorted(layers):
         class_definition = class_schemas[class_name]
         class_schemas[class_name + PARTIAL] = {
-            schema_key: _partial_schema(schema_value)
-            for schema_key, schema_value in class_definition.items()
-            if schema_key != "required"
+            key: _partial_schema(value) for key, value in class_definition.items() if key != "required"
         }
     root_schema = class_schemas.pop("Preset")
     root_schema["properties"] = {
-        schema_key: schema_value
-        for schema_key, schema_value in root_schema["properties"].items()
-        if schema_key not in NOT_IN_FILES
+        key: value for key, value in root_schema["properties"].items() if key not in NOT_IN_FILES
     }
     return {
         "$schema": DRAFT,
@@ -85,9 +81,7 @@ def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
                 paragraph_fields = field[1].split(", ")
                 field_texts |= dict.fromkeys(paragraph_fields, _capitalized_text(field[2]))
             elif docstring_line.startswith(" "):
-                field_texts |= {
-                    field_name: f"{field_texts[field_name]} {docstring_line.strip()}" for field_name in paragraph_fields
-                }
+                field_texts |= {name: f"{field_texts[name]} {docstring_line.strip()}" for name in paragraph_fields}
             else:
                 paragraph_fields = []
         text_by_field = field_texts | text_by_field
@@ -107,9 +101,7 @@ def _with_references(schema: Any) -> Any:
     if schema.get("type") == "null":
         return {"const": NONE}
     schema_with_references = {
-        schema_key: _with_references(schema_value)
-        for schema_key, schema_value in schema.items()
-        if schema_key not in (PARTS, "default")
+        key: _with_references(value) for key, value in schema.items() if key not in (PARTS, "default")
     }
     if PARTS in schema:
         class_references = [{"$ref": f"#/$defs/{class_name}"} for class_name in schema[PARTS]]
@@ -128,10 +120,7 @@ def _partial_schema(schema: Any) -> Any:
         return [_partial_schema(schema_element) for schema_element in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        schema_key: f"{schema_value}{PARTIAL}" if schema_key == "$ref" else _partial_schema(schema_value)
-        for schema_key, schema_value in schema.items()
-    }
+    return {key: f"{value}{PARTIAL}" if key == "$ref" else _partial_schema(value) for key, value in schema.items()}
 
 
 def _without_keys(schema: Mapping[str, Any], *schema_keys: str) -> dict[str, Any]:

@@ -178,9 +178,7 @@ class Preset(Record):
             return self.quantization_config
         config_sections = (self.config, *map(self.config.get, TEXT_SECTIONS))
         quantization_tables = (
-            config_section.get("quantization_config")
-            for config_section in config_sections
-            if isinstance(config_section, dict)
+            section.get("quantization_config") for section in config_sections if isinstance(section, dict)
         )
         return next(
             (quantization_table for quantization_table in quantization_tables if isinstance(quantization_table, dict)),
@@ -208,9 +206,7 @@ class Preset(Record):
     def display(self) -> str:
         """The name for headings: the title, after the hub id that the user typed, and with the overrides."""
         title = self.title or self.name
-        preset_alias = next(
-            (preset_alias for preset_alias in self.aliases if normalized(preset_alias) == normalized(self.asked)), None
-        )
+        preset_alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
         hub_id = self.named_checkpoint or preset_alias
         display_text = title if hub_id is None else f"{hub_id} ({title})"
         return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text

@@ -30,9 +30,7 @@ def search_presets(search_texts: list[str]) -> tuple[list[str], bool]:
             if normalized(search_text) and normalized(search_text) in _all_spellings(preset_name)
         ]
         if not matching_presets:
-            suggestion = suggest(
-                search_text, names_by_alias() | {matching_name: matching_name for matching_name in model_names()}
-            )
+            suggestion = suggest(search_text, names_by_alias() | {name: name for name in model_names()})
             raise InputError(f"no preset has '{search_text}' in its name.{suggestion} (llmcalc presets lists all)")
         preset_names.update(matching_presets)
     return sorted(preset_names), is_exact

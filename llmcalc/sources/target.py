@@ -332,9 +332,8 @@ def _set_field(model_table: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals_sign or not path:
         raise InputError(f"--set {override}: expected path=value, such as num_hidden_layers=12")
     key_path = _resolve_path(model_table, path.split("."), override)
-    field_value = (
-        value_text.strip() if key_path[-1] == "type" else _override_value(value_text.strip())
-    )  # here `none` is the name of a type
+    # here `none` is the name of a type
+    field_value = value_text.strip() if key_path[-1] == "type" else _override_value(value_text.strip())
     require_shallow_nesting(field_value, f"--set {path}")
     return _with_field_replaced(model_table, key_path, field_value)
 

@@ -89,9 +89,7 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators = (
-                [find_hardware(hardware_name) for hardware_name in quantity_bound.on]
-                if isinstance(quantity_bound, FitsBound)
-                else [None]
+                [find_hardware(name) for name in quantity_bound.on] if isinstance(quantity_bound, FitsBound) else [None]
             )
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)

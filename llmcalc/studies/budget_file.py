@@ -129,8 +129,7 @@ class ModelBudget(Record):
         for field_name in budget_table:
             _check_key(field_name, cls.keys)
         bounds_by_key = {
-            bound_key: _parse_bound(bound_key, bound_value) if bound_key in KINDS else bound_value
-            for bound_key, bound_value in budget_table.items()
+            key: _parse_bound(key, value) if key in KINDS else value for key, value in budget_table.items()
         }
         if "fits" in bounds_by_key:
             bounds_by_key["fits"] = _parse_fits(bounds_by_key["fits"])
@@ -141,11 +140,7 @@ class ModelBudget(Record):
     @property
     def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
-        return {
-            bound_key: quantity_bound
-            for bound_key in self.keys
-            if (quantity_bound := getattr(self, bound_key)) is not None
-        }
+        return {key: quantity_bound for key in self.keys if (quantity_bound := getattr(self, key)) is not None}
 
 
 class Budget(Record):
@@ -171,9 +166,7 @@ def read_budget(budget_path: Path) -> Budget:
 
 def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a key that a model does not have."""
-    settings_key = next(
-        (settings_key for settings_key in reversed(known_keys) if field_name in SETTINGS[settings_key]), None
-    )
+    settings_key = next((key for key in reversed(known_keys) if field_name in SETTINGS[key]), None)
     if settings_key is not None:
         raise ValueError(
             f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = "
@@ -191,11 +184,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, budget_limits = KINDS[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        bound_settings = {
-            setting_name: setting_value
-            for setting_name, setting_value in bound_value.items()
-            if setting_name not in ("max", "min")
-        }
+        bound_settings = {name: value for name, value in bound_value.items() if name not in ("max", "min")}
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
@@ -219,9 +208,7 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
 
 def _parse_fits(fits_value: Any) -> Any:
     if isinstance(fits_value, dict):
-        bound_settings = {
-            setting_name: setting_value for setting_name, setting_value in fits_value.items() if setting_name != "on"
-        }
+        bound_settings = {name: value for name, value in fits_value.items() if name != "on"}
         _check_settings("fits", bound_settings, ("on",))
         return {"settings": bound_settings, "on": _accelerator_names(fits_value.get("on"))}
     return {"on": _accelerator_names(fits_value)}

@@ -197,9 +197,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [
-        (kind_name, block, layer_count) for kind_name, block, layer_count, _ in stack.layer_groups() if layer_count
-    ]
+    layer_groups = [(name, block, count) for name, block, count, _ in stack.layer_groups() if count]
     block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
@@ -211,9 +209,7 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         for layer_group in groups_with_heads
         if isinstance(layer_group[0].attention, TokenMixer) and layer_group[0].attention.kind == "attention"
     ] or groups_with_heads
-    _, head_sizes, _ = (
-        max(attention_groups, key=lambda layer_group: layer_group[2]) if attention_groups else (None, None, 0)
-    )
+    _, head_sizes, _ = max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
     network = block.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,

@@ -98,10 +98,7 @@ def diff(
         dtype,
         tuple(_changed_fields(earlier_preset, later_preset)),
         tuple(quantities),
-        {
-            quantity_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, dtype, quantity_name))
-            for quantity_name in COMPONENTS
-        },
+        {name: tuple(_changed_nodes(earlier_preset, later_preset, seq, dtype, name)) for name in COMPONENTS},
     )
 
 
@@ -234,7 +231,4 @@ def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig,
         ):
             node_path = INDEX.sub("", node_position.path)
             sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost
-    return {
-        node_path: bits_to_bytes(node_cost) if unit == "bytes" else node_cost
-        for node_path, node_cost in sums_by_path.items()
-    }
+    return {path: bits_to_bytes(cost) if unit == "bytes" else cost for path, cost in sums_by_path.items()}

@@ -135,9 +135,8 @@ def largest_run(
             else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
         )
 
-    block_tokens = (
-        cache_block_tokens(model_memory.settings, model_memory.states) or 1
-    )  # memory grows mostly by whole blocks of the cache
+    # memory grows mostly by whole blocks of the cache
+    block_tokens = cache_block_tokens(model_memory.settings, model_memory.states) or 1
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
     is_linear = block_tokens > 1 and model_memory.attention == "flash"
@@ -233,9 +232,8 @@ def largest_fitting_number(
             )
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
-        guess_count += (
-            lower_number > initial_lower_number or not is_predicted
-        )  # a prediction that is too large leaves one number
+        # a prediction that is too large leaves one number
+        guess_count += lower_number > initial_lower_number or not is_predicted
         lower_number, upper_number = (
             (candidate_number, upper_number)
             if excess_bytes(candidate_number) <= 0
@@ -295,12 +293,7 @@ def _memory_saving_changes(
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
     evaluate_changes = partial(
-        _evaluate_changes,
-        model_memory,
-        current_fit,
-        insufficient_bytes,
-        fit_with_engine,
-        most_changes=most_changes,
+        _evaluate_changes, model_memory, current_fit, insufficient_bytes, fit_with_engine, most_changes=most_changes
     )
     combined_changes = _combine_changes(cheap_changes)
     change_pairs = [
@@ -325,12 +318,7 @@ def _memory_saving_changes(
         (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
         key=lambda setting_change: setting_change.fit.needed,
     )
-    return list(
-        {
-            setting_change.option: setting_change
-            for setting_change in (*fitting_changes, *insufficient_changes[:NEAREST])
-        }.values()
-    )
+    return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -440,9 +428,7 @@ def changes_with_more_devices(
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        setting_name: setting_value for settings in setting_changes for setting_name, setting_value in settings.items()
-    }
+    return {name: value for settings in setting_changes for name, value in settings.items()}
 
 
 def single_changes(
@@ -475,9 +461,7 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = run_settings.recompute or "none"
-    cheap_changes += [
-        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
-    ]
+    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
     batch = model_memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})

@@ -259,9 +259,7 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        excessive_run_bytes = next(
-            (byte_count for byte_count in byte_lower_bounds if byte_count > hardware.capacity_bytes), None
-        )
+        excessive_run_bytes = next((count for count in byte_lower_bounds if count > hardware.capacity_bytes), None)
         if excessive_run_bytes is not None:
             too_large_runs.append((excessive_run_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
@@ -317,9 +315,7 @@ def fitting_changes_on_several_devices(
             options_text = f"{device_run.option(fit).command_options} {changes_text}"
             if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
-        yield from (
-            setting_change for _, setting_change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0])
-        )
+        yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
         if fits_unchanged and hardware_option.devices > 1:
             yield SettingChange(hardware_option.command_options, hardware_option.fit)
 

@@ -199,9 +199,7 @@ class LayoutPlan:
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
         layouts_and_plans = [
-            (layout_plan, candidate)
-            for layout_plan in (self, *self.other_plans)
-            for candidate in layout_plan.plan.feasible
+            (plan, candidate) for plan in (self, *self.other_plans) for candidate in plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
             rank_by_candidate_id = {
@@ -583,9 +581,7 @@ class LayoutOrder:
         if not counts_by_reason or UNTRIED in counts_by_reason:
             return
         counts_without_replicas = {
-            refusal_reason: layout_count
-            for refusal_reason, layout_count in counts_by_reason.items()
-            if refusal_reason != NO_REPLICAS
+            reason: count for reason, count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
         layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):

@@ -86,9 +86,7 @@ class _PhaseCalculator:
     def _shared_budget(self, device_capacity: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
-            memory_share
-            for least_gib, memory_share in self.rollout.shares_by_capacity
-            if device_capacity >= least_gib << 30
+            share for least_gib, share in self.rollout.shares_by_capacity if device_capacity >= least_gib << 30
         )
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
@@ -101,9 +99,7 @@ class _PhaseCalculator:
             return None
         engine, version = engine_and_version(self.rollout.engine)
         if engine.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(
-                memory_term.bytes for memory_term in self._bytes_between_passes()
-            )
+            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._bytes_between_passes())
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
@@ -132,9 +128,7 @@ class _PhaseCalculator:
     def _bytes_between_passes(self) -> list[PhaseTerm]:
         """Returns the bytes that training keeps on the device between passes."""
         other_states = [
-            memory_term
-            for memory_term in self._other_models()
-            if memory_term.name != "reference" or memory_term.name not in self.rollout.offloaded
+            term for term in self._other_models() if term.name != "reference" or term.name not in self.rollout.offloaded
         ]
         return list(_nonzero_terms([*self._trained_states(()), *other_states, self._context_term()]))
 
@@ -219,13 +213,9 @@ class _PhaseCalculator:
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
             frozen_weight_terms = (
-                self._frozen_term(model_name, model)
-                for model_name, model in self._frozen_models()
-                if model.place == "host"
+                self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
             )
-            yield from sorted(frozen_weight_terms, key=lambda memory_term: -memory_term.bytes)[
-                :1
-            ]  # one after the other
+            yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
         yield PhaseTerm("gathered_weights", max(0, gathered_bytes), "estimate", "the training's forward pass")
         row_count = rollout.sequences * rollout.logit_tokens

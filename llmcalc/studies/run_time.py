@@ -171,10 +171,7 @@ class TrainingTimes:
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(
-            time_stack,
-            *_optimizer_bytes_and_flops(model_memory),
-            updates_on_host,
-            is_stepwise_adamw(model_memory),
+            time_stack, *_optimizer_bytes_and_flops(model_memory), updates_on_host, is_stepwise_adamw(model_memory)
         )
         self._set_timers()
         self.recompute: Recompute = model_memory.settings.recompute_choice()
@@ -404,9 +401,7 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(
-        state_size for state_name, state_size in state_sizes if state_name != "step"
-    )  # step: one number per tensor
+    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
@@ -458,13 +453,9 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
     label = quantized_weights.scheme.label
-    dtype = next(
-        (format_name for label_prefix, format_name in SCHEME_FORMATS if label.startswith(label_prefix)), QUANTIZED
-    )
+    dtype = next((name for prefix, name in SCHEME_FORMATS if label.startswith(prefix)), QUANTIZED)
     elements_by_component = memory_use.count.by_component
-    head_kinds = [
-        component_kind for component_kind in ("lm_head", "embedding") if component_kind in elements_by_component
-    ]
+    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements_by_component]
     layer_bits, *head_bits = (
         float(
             8
@@ -472,11 +463,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
             / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [
-                component_kind
-                for component_kind in elements_by_component
-                if component_kind not in ("lm_head", "embedding")
-            ],
+            [kind for kind in elements_by_component if kind not in ("lm_head", "embedding")],
             head_kinds[:1],
         )
         if component_kinds

@@ -233,16 +233,10 @@ class Server:
         requested_point: the point of the load that is asked for; default none.
         """
         concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
-        load_points = {
-            request_count: self.load_point(request_count)
-            for request_count in concurrencies
-            if request_count >= self.replicas
-        }
+        load_points = {count: self.load_point(count) for count in concurrencies if count >= self.replicas}
         load_points |= {} if requested_point is None else {requested_point.concurrency: requested_point}
         return [load_points[request_count] for request_count in sorted(load_points)]
 
     def most_requests_within_limits(self, latency_limits: LatencyLimits) -> int:
         """Returns the most concurrent requests of one replica within the limits; 0 if a single request exceeds them."""
-        return largest_number(
-            lambda request_count: not self.violated_limits(latency_limits, request_count), self.most_sequences
-        )
+        return largest_number(lambda count: not self.violated_limits(latency_limits, count), self.most_sequences)

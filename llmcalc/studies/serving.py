@@ -82,11 +82,7 @@ class SizesRequest:
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         tried_sizes = self._layouts_by_devices(
-            [
-                layout_sizes
-                for layout_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
-                if layout_sizes.devices <= most_devices
-            ],
+            [sizes for sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts) if sizes.devices <= most_devices],
             self.devices,
         )
         yield tried_sizes
@@ -232,9 +228,7 @@ class ServeStudy:
             limit_flags.append(load_point is not None and not refusal_reason)
             if refusal_reason:
                 reasons_against[refusal_reason] += 1
-        curves = [
-            tuple(server.curve(load_point)) for server, load_point in zip(tried_servers, points_at_limits, strict=True)
-        ]
+        curves = [tuple(server.curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)]
         return StudiedServers(
             tuple(tried_servers),
             tuple(curves),
@@ -345,9 +339,7 @@ class ServeStudy:
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.state_requests)
         rank_requests = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, rank_requests) * layout_sizes.dp
-        engine_flags = {
-            flag_name: flag_value for flag_name, flag_value in used_flags.items() if flag_name != "quantize"
-        }
+        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
         return Server(
             layout_sizes, quantize, kv_dtype, replica, model_memory, most_requests, engine_flags, price=self.price
         )
@@ -438,9 +430,7 @@ def _cheapest_server_index(
             )
         )
     least_rate = max(load_point.per_device for _, load_point in candidates) * (1 - TIE)
-    tied_servers = [
-        (server_index, load_point) for server_index, load_point in candidates if load_point.per_device >= least_rate
-    ]
+    tied_servers = [(index, point) for index, point in candidates if point.per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
@@ -458,15 +448,7 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
         kv_dtype, (kv_dtype,)
     )
-    flag_word = next(
-        (
-            flag_text
-            for format_prefix in dtype_prefixes
-            for flag_text in format_flag.words
-            if flag_text.startswith(format_prefix)
-        ),
-        None,
-    )
+    flag_word = next((text for prefix in dtype_prefixes for text in format_flag.words if text.startswith(prefix)), None)
     if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"

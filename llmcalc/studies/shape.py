@@ -123,9 +123,7 @@ class ShapeFamily:
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        head_widths = [
-            (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
-        ]
+        head_widths = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._head_sizes_of_layers()]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
         for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(
@@ -142,9 +140,7 @@ class ShapeFamily:
     def scaled_to(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
         """Returns the family's model of a hidden size and depth: ints, or arrays of multiples of `step`."""
         stack = self.spec.main
-        scaled_blocks = {
-            variant_name: self._scaled_block(block, hidden_size) for variant_name, block in stack.variants.items()
-        }
+        scaled_blocks = {name: self._scaled_block(block, hidden_size) for name, block in stack.variants.items()}
         changed_fields = {
             "num_hidden_layers": num_hidden_layers,
             "block": self._scaled_block(stack.block, hidden_size),
@@ -545,9 +541,7 @@ def spread_evenly(
     log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
         target_log_ratio = log_ratios[0] + log_ratio_span * i / max(row_count - 1, 1)
-        nearest_index = min(
-            range(len(sorted_sizes)), key=lambda size_index: abs(log_ratios[size_index] - target_log_ratio)
-        )
+        nearest_index = min(range(len(sorted_sizes)), key=lambda index: abs(log_ratios[index] - target_log_ratio))
         if len(selected_indices) < row_count:
             selected_indices.add(nearest_index)
     return [sorted_sizes[i] for i in sorted(selected_indices)]

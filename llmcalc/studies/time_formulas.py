@@ -247,10 +247,7 @@ def _formula_source(
         for figure_name in figure_names
         if (figure_source := _source_of_figure(time_estimator.device.generation, figure_name)) is not None
     ]
-    source_texts = [
-        f"{figure_source.source} ({figure_source.evidence}, tested on {figure_source.rows} rows)"
-        for figure_source in sources
-    ]
+    source_texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
     return "; ".join(dict.fromkeys(source_texts))
 
 

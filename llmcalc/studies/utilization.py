@@ -89,9 +89,7 @@ def utilization(
             utilization_of(flop_rule.total + recomputed_flops),
         )
 
-    flop_rules: Sequence[FlopRule] = [
-        flop_rule for flop_rule in flop_rules_for(model_flop_count) if flop_rule.key != RECOMPUTES
-    ]
+    flop_rules: Sequence[FlopRule] = [rule for rule in flop_rules_for(model_flop_count) if rule.key != RECOMPUTES]
     recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
     return Utilization(
         hardware,

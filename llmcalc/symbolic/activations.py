@@ -48,12 +48,8 @@ def explain_activations(
     formulas = Formulas(spec, formula_setting, included_parts)
     activations = ActivationFormulas(formulas, training)
     if query is None or query.lower() == "model":
-        formula_sections = [
-            activations.section(matching_node, depth) for depth, matching_node in activations.components()
-        ]
-        formula_sections = [
-            formula_section for formula_section in formula_sections if formula_section.formulas[0].value
-        ]
+        formula_sections = [activations.section(node, depth) for depth, node in activations.components()]
+        formula_sections = [section for section in formula_sections if section.formulas[0].value]
         return Explanation(
             [*formula_sections, activations.section(formulas.root)], formulas, None, training, activations.notes()
         )
@@ -111,7 +107,7 @@ class ActivationFormulas:
     def section(self, node: FormulaNode, depth: int = 0) -> FormulaSection:
         """Returns the formula of a layer or of a part of the layer, including all repeats of the part in the layer."""
         byte_count, symbolic_sum = self.numbers.saved_bytes_of(node), self.letters.saved_bytes_of(node)
-        formula = self.formulas.formula_of_value("activations", symbolic_sum, int(byte_count), node, group_by_token)
+        formula = self.formulas.formula_of_activations(symbolic_sum, int(byte_count), node, group_by_token)
         repeat_count = self.numbers.times.get(node.walk_indices[0]) if node.walk_indices else None
         node_in_symbols = (
             node.symbolic_node
@@ -137,16 +133,12 @@ class ActivationFormulas:
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes with a name, including the entries for shared storages and for the loss."""
         extra_nodes = [
-            formula_node
-            for _, formula_node in self.components()
-            if not formula_node.walk_indices and _path_names(formula_node)[-1] == query.lower()
+            node for _, node in self.components() if not node.walk_indices and _path_names(node)[-1] == query.lower()
         ]
         if extra_nodes:
             return extra_nodes
         named_nodes = self.formulas.find_nodes(query)
-        trained_nodes = [
-            formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
-        ]
+        trained_nodes = [node for node in named_nodes if node.optional in {"", *self.formulas.include}]
         if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
             hint_text = (
@@ -164,9 +156,7 @@ class ActivationFormulas:
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
-        value_of_symbol = {
-            size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.formulas.meanings.items()
-        }
+        value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
         if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root_node):
@@ -230,9 +220,7 @@ class SavedByteSums:
         layer = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
         if not layer:
             return sum(sizes_by_repeat.values())
-        bytes_of_repeats = [
-            _expand_expression(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])
-        ]
+        bytes_of_repeats = [_expand_expression(sizes_by_repeat[index]) for index in sorted(repeats_of_path[layer])]
         ((common_size, _),) = Counter(bytes_of_repeats).most_common(1)
         excess_bytes = _expand_expression(sum(byte_count - common_size for byte_count in bytes_of_repeats))
         if excess_bytes:
@@ -263,14 +251,10 @@ class SavedByteSums:
                 self.layers.add(storage_location)
             subtree_sum += self.by_location[storage_location] * (node.repeat if is_layer else 1)
         subtree_sum += sum(
-            unclaimed_bytes.pop(path_below)
-            for path_below in list(unclaimed_bytes)
-            if path_below[: len(node_path)] == node_path
+            unclaimed_bytes.pop(path) for path in list(unclaimed_bytes) if path[: len(node_path)] == node_path
         )
         path_names = tuple(name for name, _ in node_path)
-        return subtree_sum + sum(
-            byte_count for stack_path, byte_count in self.shared.items() if stack_path[:-1] == path_names
-        )
+        return subtree_sum + sum(count for path, count in self.shared.items() if path[:-1] == path_names)
 
 
 def group_by_token(expression: Any) -> Any:

@@ -73,12 +73,9 @@ def explain(
         raise InputError(f"--quantity kv: {spec.one_pass_model_name} keeps no KV cache; expected params or flops")
     check_layer_kinds(spec)
     if query is None or query.lower() == "model":
+        formula_sections = [_section_of_node(formulas, node, quantity, depth) for depth, node in components(formulas)]
         formula_sections = [
-            _section_of_node(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)
-        ]
-        formula_sections = [
-            replace(unfiltered_section, formulas=_nonzero_formulas(unfiltered_section.formulas))
-            for unfiltered_section in formula_sections
+            replace(section, formulas=_nonzero_formulas(section.formulas)) for section in formula_sections
         ]
         formula_sections.append(_section_of_node(formulas, formulas.root, quantity))
         return Explanation(
@@ -86,16 +83,11 @@ def explain(
             formulas,
             None,
         )
-    sections_of_nodes = (
-        _section_of_node(formulas, formula_node, quantity) for formula_node in formulas.find_nodes(query)
-    )
+    sections_of_nodes = (_section_of_node(formulas, node, quantity) for node in formulas.find_nodes(query))
     formula_sections = merge_sections(
-        replace(formula_section, formulas=_remove_equal_forms(formula_section.formulas))
-        for formula_section in sections_of_nodes
+        replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
     )
-    if not formula_sections and any(
-        formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find_nodes(query)
-    ):
+    if not formula_sections and any(node.optional in WITHOUT_FLOPS for node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not formula_sections:
         raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")

@@ -152,12 +152,7 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return (
-            ".".join(
-                name_part for node_name, label, _ in self.path_names for name_part in (node_name, label) if name_part
-            )
-            or "model"
-        )
+        return ".".join(part for name, label, _ in self.path_names for part in (name, label) if part) or "model"
 
 
 class Formulas:
@@ -241,20 +236,19 @@ class Formulas:
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), numeric_value, node
         )
 
-    def formula_of_value(
-        self, quantity: Quantity, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
+    def formula_of_activations(
+        self, expression: Any, known_value: int, node: FormulaNode, rewrite_sums: SumStyle
     ) -> Formula:
-        """Returns the formula for an expression whose numeric value is known.
+        """Returns the formula of saved activations for an expression whose numeric value is known.
 
         rewrite_sums: a function that rewrites the expression's sums.
 
         Raises `ArithmeticError` if it has another value.
         """
         if not self.has_symbols:
-            return Formula(quantity, Fraction(known_value), Fraction(known_value), Fraction(known_value))
-        formula = self._formula_with_forms(
-            quantity, self._combine_equal_layers(expression, rewrite_sums), Fraction(known_value), node
-        )
+            return Formula("activations", Fraction(known_value), Fraction(known_value), Fraction(known_value))
+        combined_expression = self._combine_equal_layers(expression, rewrite_sums)
+        formula = self._formula_with_forms("activations", combined_expression, Fraction(known_value), node)
         if formula.hidden_expression is None:
             return formula
         return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))
@@ -326,11 +320,7 @@ class Formulas:
             if isinstance(node_place.node.op, KVCache)
             for _, head_size in node_place.node.op.vectors
         }
-        if (
-            stored_format.has_scale_per_head
-            or stored_format.latent
-            or any(head_size % block for head_size in head_sizes)
-        ):
+        if stored_format.has_scale_per_head or stored_format.latent or any(size % block for size in head_sizes):
             raise InputError(
                 f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
                 "expected a number format such as fp8, or llmcalc kv for its bytes"
@@ -343,9 +333,7 @@ class Formulas:
         """
         import sympy
 
-        value_of_symbol = {
-            size_symbol: sympy.Rational(symbol_meaning.value) for size_symbol, symbol_meaning in self.meanings.items()
-        }
+        value_of_symbol = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
         if numeric_value != sympy.Rational(known_value):
@@ -365,9 +353,7 @@ class Formulas:
         expression = sympy.sympify(expression)
         depths = self.symbolic.depths
         depth_symbols = {
-            size_symbol
-            for size_symbol, symbol_meaning in self.meanings.items()
-            if symbol_meaning.field.startswith("num_hidden_layers")
+            symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
         layer_terms: dict[Any, set[Any]] = {}
         terms_without_layers: list[Any] = []
@@ -383,24 +369,14 @@ class Formulas:
             terms_by_repeat.setdefault(
                 depth_symbol if depth_symbol is not None else sympy.Add(*repeated_kinds), []
             ).append(layer_term)
-        repeated_terms = [
-            repeat_factors * rewrite_sums(sympy.Add(*layer_term))
-            for repeat_factors, layer_term in terms_by_repeat.items()
-        ]
+        repeated_terms = [factors * rewrite_sums(sympy.Add(*term)) for factors, term in terms_by_repeat.items()]
         return sympy.Add(*repeated_terms, rewrite_sums(sympy.Add(*terms_without_layers)))
 
     def _rewrite_in_hidden_units(self, expression: Any) -> Any:
         """Rewrites the expression in units of h, term by term: f and heads × head size as multiples of h."""
         import sympy
 
-        hidden = next(
-            (
-                size_symbol
-                for size_symbol, symbol_meaning in self.meanings.items()
-                if symbol_meaning.field == "hidden_size"
-            ),
-            None,
-        )
+        hidden = next((symbol for symbol, meaning in self.meanings.items() if meaning.field == "hidden_size"), None)
         expanded_sum = sympy.expand(expression)
         if hidden is None or not expanded_sum.has(hidden) or expanded_sum.has(sympy.Min, sympy.Max, sympy.floor):
             return None
@@ -436,11 +412,7 @@ class Formulas:
         value_of_symbol = {size_symbol: symbol_meaning.value for size_symbol, symbol_meaning in self.meanings.items()}
 
         def symbols_of(field_names: frozenset[str]) -> list[Any]:
-            return [
-                size_symbol
-                for size_symbol, symbol_meaning in self.meanings.items()
-                if symbol_meaning.field in field_names
-            ]
+            return [symbol for symbol, meaning in self.meanings.items() if meaning.field in field_names]
 
         def ratio(numerator: Number, denominator: Any) -> Any:
             return sympy.Rational(numerator, value_of_symbol[denominator]) * denominator

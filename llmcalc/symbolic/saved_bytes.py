@@ -84,11 +84,7 @@ class SavedBlock:
     @property
     def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
-        layers = {
-            (storage_location.stack, storage_location.layer_index)
-            for storage_location in self.keepers
-            if storage_location.depth
-        }
+        layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1

@@ -176,9 +176,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 ),
                 labels_by_kind[layer_name],
             )
-        depths[depth_symbol] = frozenset(
-            layer_groups[size_occurrence.side, layer_name][0] for layer_name in labels_by_kind
-        )
+        depths[depth_symbol] = frozenset(layer_groups[size_occurrence.side, name][0] for name in labels_by_kind)
     main_stack = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
         spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
@@ -188,11 +186,7 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
 def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns the number of layers of each kind, in the stack or on one pipeline rank."""
     if rank is None or rank.layout.pp == 1:
-        return {
-            layer_name: layer_count
-            for layer_name, _, layer_count, _ in stack.layer_groups()
-            if not is_zero(layer_count)
-        }
+        return {name: count for name, _, count, _ in stack.layer_groups() if not is_zero(count)}
     layer_counts = {
         layer_name: sum(layer_index in rank.chunks.layers for layer_index in layer_indices or ())
         for layer_name, _, _, layer_indices in stack.layer_groups()
@@ -244,8 +238,7 @@ def _replace_by_formulas(symbolic_value: Any) -> Any:
         return {field_key: _replace_by_formulas(symbolic_field) for field_key, symbolic_field in symbolic_value.items()}
     if is_dataclass(symbolic_value) and not isinstance(symbolic_value, type):
         changed_fields = {
-            symbolic_field.name: _replace_by_formulas(getattr(symbolic_value, symbolic_field.name))
-            for symbolic_field in fields(symbolic_value)
+            field.name: _replace_by_formulas(getattr(symbolic_value, field.name)) for field in fields(symbolic_value)
         }
         return replace(symbolic_value, **changed_fields)
     return symbolic_value
@@ -300,9 +293,7 @@ def letter_of_field(field_info: FieldInfo) -> str | None:
 
 
 def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
-    return next(
-        (field_annotation.letter for field_annotation in metadata if isinstance(field_annotation, SizeSymbol)), None
-    )
+    return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
 
 
 def _letter_inside(field_annotation: Any) -> str | None:
@@ -334,9 +325,7 @@ def _stack_in_symbols(stack: Stack, stack_name: str, size_replacer: SizeReplacer
         )
 
     changed_fields["block"] = layer_with_symbols(BASE, stack.block)
-    changed_fields["variants"] = {
-        layer_name: layer_with_symbols(layer_name, layer) for layer_name, layer in stack.variants.items()
-    }
+    changed_fields["variants"] = {name: layer_with_symbols(name, layer) for name, layer in stack.variants.items()}
     return stack.model_copy(update=changed_fields)
 
 
@@ -370,8 +359,7 @@ def _symbol_changes(
 def _depth_size_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     symbol_letter = letter_of_field(Stack.model_fields[DEPTH]) or "L"
     return [
-        SizeOccurrence(stack_name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers)
-        for stack_name, stack in spec.stacks()
+        SizeOccurrence(name, "", "", DEPTH, symbol_letter, stack.num_hidden_layers) for name, stack in spec.stacks()
     ]
 
 
@@ -387,9 +375,7 @@ def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
         for node_position in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
         for free_symbol in _free_symbols(node_position.node.op)
     }
-    return [
-        size_occurrence for size_occurrence, size_symbol in placeholder_symbols.items() if size_symbol in free_symbols
-    ]
+    return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -403,20 +389,13 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns a label for each kind of layer: its variant's name or, for `block`, a property that no variant has."""
-    blocks_by_kind = {
-        layer_name: layer for layer_name, layer, layer_count, _ in stack.layer_groups() if not is_zero(layer_count)
-    }
+    blocks_by_kind = {name: layer for name, layer, count, _ in stack.layer_groups() if not is_zero(count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
     other_traits = {
-        trait
-        for layer_name, layer in blocks_by_kind.items()
-        if layer_name != BASE
-        for trait in (layer_name, *_layer_traits(layer))
+        trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
     }
-    trait_of_base = next(
-        (layer_trait for layer_trait in _layer_traits(stack.block) if layer_trait not in other_traits), "base"
-    )
+    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in other_traits), "base")
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
@@ -456,20 +435,14 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
-        occurrences_of_letter = [
-            size_occurrence for size_occurrence in size_occurrences if size_occurrence.letter == letter
-        ]
+        occurrences_of_letter = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
         for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in occurrences_of_letter)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [
-                size_occurrence for size_occurrence in occurrences_of_letter if size_occurrence.field == field
-            ]
+            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
-                size_occurrence: f"{base_name}_{subscripts[size_occurrence]}"
-                if subscripts[size_occurrence]
-                else base_name
-                for size_occurrence in occurrences_of_field
+                occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
+                for occurrence in occurrences_of_field
             }
     return symbol_names
 
@@ -503,10 +476,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
             for size_occurrence in size_occurrences
         }
         if all(described_symbols.values()) and len(
-            {
-                (symbol_description, size_occurrence.value)
-                for size_occurrence, symbol_description in described_symbols.items()
-            }
+            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))

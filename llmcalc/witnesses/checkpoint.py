@@ -125,9 +125,7 @@ def _match_fused_group(
         tensors_by_last_word[expected_tensor.node.rpartition(".")[2], len(expected_tensor.shape)].append(
             expected_tensor
         )
-    index_by_tensor_id = {
-        id(expected_tensor): tensor_index for tensor_index, expected_tensor in enumerate(unmatched_tensors)
-    }
+    index_by_tensor_id = {id(expected_tensor): index for index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
         words_of_name = set(tensor.name.split("."))
         tensors_with_last_word = (
@@ -196,9 +194,7 @@ def _match_expert_stacks(
 ) -> Unmatched:
     """Matches a stack of n matrices or vectors with n stored tensors, grouped by the last word of the names."""
     expert_stacks = [expert_stack for expert_stack in unmatched_tensors if len(expert_stack.shape) > 1]
-    tensor_shapes = {
-        shape for expert_stack in expert_stacks for shape in (expert_stack.shape[1:], expert_stack.shape[:0:-1])
-    }
+    tensor_shapes = {shape for stack in expert_stacks for shape in (stack.shape[1:], stack.shape[:0:-1])}
     words_by_shape: dict[Shape, dict[str, list[int]]] = defaultdict(dict)  # shape → word → indices in `remaining`
     for i, (tensor, shape) in enumerate(remaining_tensors):
         if shape in tensor_shapes:
@@ -210,9 +206,7 @@ def _match_expert_stacks(
             for shape in {expert_stack.shape[1:], expert_stack.shape[:0:-1]}
             if shape in words_by_shape
         ]
-        word_counts = Counter(
-            {name_word: 0 for indices_by_word in words_of_same_shape for name_word in indices_by_word}
-        )
+        word_counts = Counter({word: 0 for indices_by_word in words_of_same_shape for word in indices_by_word})
         for indices_by_word in words_of_same_shape:
             word_counts.update({name_word: len(indices) for name_word, indices in indices_by_word.items()})
         matching_words = {
@@ -277,9 +271,8 @@ def _tensor_groups(unmatched_tensors: list[ExpectedTensor], axes: int) -> Iterat
     tensors_by_parent: dict[str, list[ExpectedTensor]] = defaultdict(list)
     for expected_tensor in unmatched_tensors:
         if len(expected_tensor.shape) == axes:
-            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(
-                expected_tensor
-            )  # vectors are only compared by size
+            # vectors are only compared by size
+            tensors_by_parent[expected_tensor.node.rpartition(".")[0] if axes > 1 else ""].append(expected_tensor)
     for sibling_tensors in tensors_by_parent.values():
         for group_size in (2, 3, 4):
             yield from combinations(sibling_tensors[:8], group_size)
@@ -310,9 +303,8 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
         for name_word in _name_words_of_node(expected_tensor)
     }
     tensor_shapes = {shape for shape, _ in missing_words}
-    tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
-        deque
-    )  # shape, word, stack → indices of extra tensors
+    # shape, word, stack → indices of extra tensors
+    tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(deque)
     for i, tensor in enumerate(tensor_match.extra):
         shape = _remove_unit_axes(tensor.shape)
         if shape in tensor_shapes:

@@ -212,11 +212,7 @@ def module_paths(node_position: Place) -> list[str]:
     if node_position.parent is None:
         return [""]
     member_names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
-    return [
-        f"{parent_path}.{node_name}" if parent_path else node_name
-        for parent_path in module_paths(node_position.parent)
-        for node_name in member_names
-    ]
+    return [f"{path}.{name}" if path else name for path in module_paths(node_position.parent) for name in member_names]
 
 
 def remove_zero_checks(checks: Iterator[Check]) -> Iterator[Check]:

@@ -127,9 +127,7 @@ class CpuEvents:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
 
-    def pass_bytes(
-        self, is_counted: Callable[[MemoryBlock], bool] = lambda memory_block: memory_block.is_counted
-    ) -> PassBytes:
+    def pass_bytes(self, is_counted: Callable[[MemoryBlock], bool] = lambda block: block.is_counted) -> PassBytes:
         """Returns the bytes of the forward and of the backward pass.
 
         is_counted: whether a block counts; default blocks that the simulator counts.
@@ -144,9 +142,7 @@ class CpuEvents:
 
 def outermost_kernel(operations: list[Any]) -> Any | None:
     """Returns the outermost of nested operations that is a kernel; None without a kernel."""
-    return next(
-        (enclosing_operation for enclosing_operation in operations if _is_kernel(enclosing_operation.name)), None
-    )
+    return next((operation for operation in operations if _is_kernel(operation.name)), None)
 
 
 def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | None] = outermost_kernel) -> CpuEvents:
@@ -182,8 +178,7 @@ def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | Non
 def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and gradient sum, with the enclosing operations, outermost first."""
     pending_events = [
-        (allocator_event, list[Any]())
-        for allocator_event in profiler_result.profiler.kineto_results.experimental_event_tree()
+        (event, list[Any]()) for event in profiler_result.profiler.kineto_results.experimental_event_tree()
     ]
     while pending_events:
         allocator_event, enclosing_events = pending_events.pop()
@@ -192,9 +187,7 @@ def _memory_events(profiler_result: Any) -> Iterator[tuple[Any, list[Any]]]:
         )
         if is_gradient_sum or allocator_event.tag == torch._C._profiler._EventType.Allocation:
             yield allocator_event, enclosing_events
-        pending_events += [
-            (child_event, [*enclosing_events, allocator_event]) for child_event in allocator_event.children
-        ]
+        pending_events += [(event, [*enclosing_events, allocator_event]) for event in allocator_event.children]
 
 
 def _gradient_sum_bytes(allocator_event: Any) -> int:
@@ -209,9 +202,7 @@ def _is_kernel(operation_name: str) -> bool:
     if not operation_name.startswith("aten::"):
         return False
     schemas = [
-        op_schema
-        for op_schema in torch._C._jit_get_schemas_for_operator(operation_name)
-        if _is_callable_overload(op_schema)
+        schema for schema in torch._C._jit_get_schemas_for_operator(operation_name) if _is_callable_overload(schema)
     ]
     overload_names = [f"{op_schema.name}.{op_schema.overload_name}".rstrip(".") for op_schema in schemas]
     return any(

@@ -146,11 +146,7 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
     """Disables attention masks, unless attention is eager, and the repetition of keys for flash attention."""
     changed_attributes: list[tuple[Any, str, Any]] = []
     if kernel_choices.attention != "eager":
-        mixers = [
-            module
-            for module_name, module in sys.modules.items()
-            if module_name.startswith("llmcalc.components.mixers.")
-        ]
+        mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         mask = attention_mask.__name__
         changed_attributes = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if kernel_choices.attention in ("flash", "sdpa"):
@@ -162,9 +158,7 @@ def kernel_context(kernel_choices: KernelChoices) -> Iterator[None]:
                 lambda x, n, axis: x if axis == 1 else original_repeat_interleave(x, n, axis),
             )
         )
-    original_attributes = [
-        (owner, module_name, getattr(owner, module_name)) for owner, module_name, _ in changed_attributes
-    ]
+    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed_attributes]
     try:
         for owner, module_name, replacement in changed_attributes:
             setattr(owner, module_name, replacement)

@@ -155,8 +155,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
-        Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], "CPU events")
-        for quantity_name, bytes in simulated_bytes.items()
+        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
     ]
 
 
@@ -234,9 +233,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if device == "cuda" and run_setup.choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
-        return next(
-            reason for reason_applies, reason in _inference_limits(memory_use, run_setup, device) if reason_applies
-        )
+        return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
@@ -254,11 +251,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
     """Whether value heads differ in size from query and key heads, as in latent attention."""
-    attention_ops = [
-        node_position.node.op
-        for node_position in spec.tree().walk()
-        if isinstance(node_position.node.op, AttentionCore)
-    ]
+    attention_ops = [position.node.op for position in spec.tree().walk() if isinstance(position.node.op, AttentionCore)]
     return any(attention_op.qk_dim != attention_op.v_dim for attention_op in attention_ops)
 
 

@@ -67,9 +67,7 @@ def _sum_over_submodules(direct_counts: Iterable[tuple[str, int]]) -> dict[str, 
 def parameters(module: nn.Module) -> dict[str, int]:
     """Returns the number of parameters by module path. A shared parameter counts in its first module."""
     named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sum_over_submodules(
-        (param_name.rpartition(".")[0], parameter.numel()) for param_name, parameter in named_parameters
-    )
+    return _sum_over_submodules((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, int]:
@@ -88,8 +86,7 @@ def tensors(module: nn.Module, listed_modules: Sequence[str] = ()) -> dict[str, 
         names_by_tensor.setdefault(id(parameter), []).append(tensor_name)
         element_counts[id(parameter)] = parameter.numel()
     return _sum_over_submodules(
-        (min(parameter_names, key=list_position), element_counts[parameter_id])
-        for parameter_id, parameter_names in names_by_tensor.items()
+        (min(names, key=list_position), element_counts[parameter_id]) for parameter_id, names in names_by_tensor.items()
     )
 
 
@@ -97,9 +94,7 @@ def buffers(module: nn.Module) -> dict[str, int]:
     """Returns the number of elements of saved buffers by module path."""
     saved_tensors = module.state_dict(keep_vars=True)
     return _sum_over_submodules(
-        (buffer_name.rpartition(".")[0], buffer.numel())
-        for buffer_name, buffer in module.named_buffers()
-        if buffer_name in saved_tensors
+        (name.rpartition(".")[0], buffer.numel()) for name, buffer in module.named_buffers() if name in saved_tensors
     )
 
 

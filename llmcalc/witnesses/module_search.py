@@ -182,8 +182,7 @@ class _ModuleSearch:
         for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
-                    self._modules_of_lists(root_path, side_module, len(layer_indices))
-                    for side_module in module_name.split(" & ")
+                    self._modules_of_lists(root_path, module, len(layer_indices)) for module in module_name.split(" & ")
                 ]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in module_lists):
                     return dict(zip(layer_indices, zip(*module_lists, strict=True), strict=True))
@@ -195,14 +194,8 @@ class _ModuleSearch:
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
-        path_patterns = [
-            pattern_part if "*" in pattern_part else f"{pattern_part}.*" for pattern_part in list_names.split(" + ")
-        ]
-        modules = [
-            module_path
-            for pattern_part in path_patterns
-            for module_path in self._matching_paths(_join_path(root, pattern_part))
-        ]
+        path_patterns = [part if "*" in part else f"{part}.*" for part in list_names.split(" + ")]
+        modules = [path for part in path_patterns for path in self._matching_paths(_join_path(root, part))]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(
@@ -256,9 +249,7 @@ class _ModuleSearch:
         has_equal_lists = len({len(repeat_modules) for repeat_modules in member_lists}) == 1
         for i in indices:
             repeat_modules = tuple(
-                repeat_modules[i]
-                for repeat_modules in member_lists[: None if has_equal_lists else 1]
-                if i < len(repeat_modules)
+                modules[i] for modules in member_lists[: None if has_equal_lists else 1] if i < len(modules)
             )
             if repeat_modules:
                 yield f"{module_path}.{i}", repeat_modules
@@ -267,9 +258,7 @@ class _ModuleSearch:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [
-            list_member
-            for list_member in list_members
-            if any(module_path.startswith(f"{list_member}.") for module_path in self.known)
+            member for member in list_members if any(module_path.startswith(f"{member}.") for module_path in self.known)
         ] or list_members
 
     def _first_existing_modules(
@@ -338,9 +327,7 @@ def nodes_called_once(
         module_paths = [module_path for module_path in node_modules.modules if module_path not in tensors]
         return bool(module_paths) and all(calls_by_module.get(module_path) == 1 for module_path in module_paths)
 
-    return {
-        path: modules_of_node for path, modules_of_node in modules_of_nodes.items() if is_called_once(modules_of_node)
-    }
+    return {path: modules for path, modules in modules_of_nodes.items() if is_called_once(modules)}
 
 
 def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
@@ -352,10 +339,7 @@ def remove_shared_parameters(modules_of_nodes: ModulesByNode, params: Mapping[st
         if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     paths_outside_layers = {
-        tensor
-        for path, node_modules in modules_of_nodes.items()
-        if "layers." not in path
-        for tensor in node_modules.modules
+        tensor for path, modules in modules_of_nodes.items() if "layers." not in path for tensor in modules.modules
     }
     for module_path in paths_outside_layers:
         parent_path = module_path.rpartition(".")[0] if module_path.startswith(layers) else ""

@@ -113,10 +113,8 @@ def _is_cacheable(results: Any, args: tuple[Any, ...]) -> bool:
     tensors = [tensor for tensor in (results if isinstance(results, tuple) else (results,)) if tensor is not None]
     input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
     return all(
-        isinstance(tensor_of_call, torch.Tensor)
-        and tensor_of_call.is_meta
-        and tensor_of_call.untyped_storage()._cdata not in input_storages
-        for tensor_of_call in tensors
+        isinstance(tensor, torch.Tensor) and tensor.is_meta and tensor.untyped_storage()._cdata not in input_storages
+        for tensor in tensors
     )
 
 

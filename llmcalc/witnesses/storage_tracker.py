@@ -81,9 +81,8 @@ def saved_bytes(outputs: torch.Tensor, uncounted_storages: set[Any], device: str
     bytes_by_storage: dict[int, int] = {}
     for tensor in saved_tensors(outputs):
         storage = tensor.untyped_storage()
-        is_python_number = (
-            tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
-        )  # of Python, on the host everywhere
+        # of Python, on the host everywhere
+        is_python_number = tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
         if tensor.device.type == device and storage._cdata not in uncounted_storages and not is_python_number:
             bytes_by_storage[storage._cdata] = storage.nbytes()
     return sum(bytes_by_storage.values())

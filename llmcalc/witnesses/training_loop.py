@@ -115,8 +115,7 @@ class TrainingLoop:
         )
         matrices = layer_matrices(self.module)
         parameters = [
-            (updated_tensor, id(weight) in matrices)
-            for updated_tensor, weight in zip(self.updated, self.weights, strict=True)
+            (tensor, id(weight) in matrices) for tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
         self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
 

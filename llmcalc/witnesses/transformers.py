@@ -119,9 +119,8 @@ def build_class_model(config: dict[str, Any], is_to_run: bool = True) -> nn.Modu
     dtype = torch.float32 if needs_float32 else torch.bfloat16
     try:
         with MetaDevice(), default_dtype(dtype):
-            model: nn.Module = (
-                model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
-            )  # XLNet creates some tensors on another device
+            # XLNet creates some tensors on another device
+            model: nn.Module = model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
@@ -259,15 +258,9 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
     family = family_of_class(config["model_type"])
     if family is None or not family.uncounted_modules:
         return {}
-    node_positions = [
-        re.escape(node_position).replace(r"\*", r"\d+") for node_position in family.uncounted_modules.split(" + ")
-    ]
+    node_positions = [re.escape(position).replace(r"\*", r"\d+") for position in family.uncounted_modules.split(" + ")]
     path_pattern = re.compile(rf"({'|'.join(node_positions)})\.")
-    return {
-        param_name: parameter.numel()
-        for param_name, parameter in model.named_parameters()
-        if path_pattern.match(f"{param_name}.")
-    }
+    return {name: parameter.numel() for name, parameter in model.named_parameters() if path_pattern.match(f"{name}.")}
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
@@ -415,9 +408,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
     module_states = [
-        module_state
-        for module_path, module_state in _module_states(model).items()
-        if states_before.get(module_path) is not module_state
+        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

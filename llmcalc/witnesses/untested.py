@@ -16,12 +16,8 @@ def untested_parts(spec: ModelSpec) -> tuple[Evidence, ...]:
     """Returns a model's parts and kernels, and the optimizers and frameworks, whose memory was never measured."""
     included_parts = frozenset({MTP.name})
     frameworks = [
-        evidence
-        for framework_name in NAMES
-        for evidence in framework(framework_name).evidence_for(ONE_DEVICE, True).run((), None)
+        evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
     all_evidence = [*evidence_of_run(spec, EAGER, None, included_parts), *optimizers, *frameworks]
-    return tuple(
-        dict.fromkeys(evidence_entry for evidence_entry in all_evidence if evidence_entry.status == "untested")
-    )
+    return tuple(dict.fromkeys(entry for entry in all_evidence if entry.status == "untested"))

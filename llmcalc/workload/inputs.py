@@ -24,8 +24,7 @@ def check_image_size(option_name: str, size_text: str) -> str:
     if size_match is None or not all(1 <= int(side_pixels) <= LARGEST_SIDE for side_pixels in size_match.groups()):
         raise InputError(
             f"{option_name}: {shown(size_text)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as "
-            "1024x768, "
-            f"with sides of at most {LARGEST_SIDE:,}"
+            f"1024x768, with sides of at most {LARGEST_SIDE:,}"
         )
     return size_text
 

@@ -109,9 +109,7 @@ def recompute_of(option_text: str) -> Recompute:
     if granularity == "nodes" and all(interval_text.split(",")):
         node_names = frozenset(interval_text.split(","))
         for node_path in node_names:
-            outer_path = next(
-                (candidate_path for candidate_path in node_names if node_path.startswith(f"{candidate_path}.")), None
-            )
+            outer_path = next((path for path in node_names if node_path.startswith(f"{path}.")), None)
             if outer_path is not None:
                 raise InputError(
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
@@ -127,6 +125,5 @@ def check_node_names(node_names: Iterable[str], model_node_names: Iterable[str])
         if node_name not in existing_names:
             raise InputError(
                 f"--recompute nodes:{node_name}: no layer has that module; expected some of "
-                f"{', '.join(existing_names)}."
-                f"{suggest(node_name, existing_names)}"
+                f"{', '.join(existing_names)}.{suggest(node_name, existing_names)}"
             )

@@ -208,10 +208,7 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
                 f"{setting_name}: there is no such setting.{suggest(setting_name, list(declared_settings))} "
                 "(llmcalc memory --help-all lists all)"
             )
-    return {
-        setting_name: declared_settings[setting_name].checked(raw_value)
-        for setting_name, raw_value in raw_values.items()
-    }
+    return {name: declared_settings[name].checked(raw_value) for name, raw_value in raw_values.items()}
 
 
 def training_option(settings: Any) -> str:

@@ -44,14 +44,11 @@ class NativeTiles(ImageTiles):
         if prod(image_sides) > most_pixels:
             shrink_factor = sqrt(height * width / most_pixels)
             image_sides = [
-                max(token_size, floor(side_pixels / shrink_factor / token_size) * token_size)
-                for side_pixels in (height, width)
+                max(token_size, floor(side / shrink_factor / token_size) * token_size) for side in (height, width)
             ]
         elif prod(image_sides) < fewest_pixels:
             enlargement = sqrt(fewest_pixels / (height * width))
-            image_sides = [
-                ceil(pixel_length * enlargement / token_size) * token_size for pixel_length in (height, width)
-            ]
+            image_sides = [ceil(side * enlargement / token_size) * token_size for side in (height, width)]
         patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
         tile_count = prod(self.tile_grid(height, width)) if is_large else 0
         tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2

@@ -66,14 +66,11 @@ class SmartResize(ImageRule):
         if pixels > self.max_pixels:
             shrink_factor = sqrt(image_area / self.max_pixels)
             resized_sides = [
-                max(token_size, floor(scaled_sides / shrink_factor / token_size) * token_size)
-                for scaled_sides in (height, width)
+                max(token_size, floor(side / shrink_factor / token_size) * token_size) for side in (height, width)
             ]
         elif pixels < self.min_pixels:
             upscale_factor = sqrt(self.min_pixels / image_area)
-            resized_sides = [
-                ceil(pixel_length * upscale_factor / token_size) * token_size for pixel_length in (height, width)
-            ]
+            resized_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
         patch_rows, patch_columns = (pixel_length // patch_size for pixel_length in resized_sides)
         line_marks = patch_rows // self.merge if self.line_marks else 0
         tokens = patch_rows * patch_columns // self.merge**2 + line_marks + self.marks

@@ -116,11 +116,7 @@ class Layer(Component):
 
     def with_replaced_mixers(self, replace_mixer: Callable[[TokenMixer, int], TokenMixer], hidden_size: int) -> Self:
         """The layer after `replace_mixer` is applied to each of its token mixers. hidden_size: the layer's width."""
-        mixers = {
-            field_name: getattr(self, field_name)
-            for field_name in ("attention", "cross_attention")
-            if hasattr(self, field_name)
-        }
+        mixers = {name: getattr(self, name) for name in ("attention", "cross_attention") if hasattr(self, name)}
         changed_mixers = {
             field_name: replace_mixer(component, hidden_size)
             for field_name, component in mixers.items()

@@ -59,10 +59,7 @@ class ConformerLayer(PreNormLayer):
     def _add_half_network_output(self, recorder: Flow, network_name: str, x: Value) -> Value:
         """Records the sum of x and half of a named network's output."""
         recorder.hold(x=x)
-        return recorder.add(
-            x,
-            recorder.scale(self._record_sublayer(recorder, network_name, self.feed_forward, x), 0.5),
-        )
+        return recorder.add(x, recorder.scale(self._record_sublayer(recorder, network_name, self.feed_forward, x), 0.5))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

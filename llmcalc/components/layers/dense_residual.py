@@ -41,10 +41,7 @@ class DenseResidualLayer(PreNormLayer):
         recorder.hold(x=x)
         attn_output = recorder.add(x, self._record_sublayer(recorder, "self_attn", self.attention, x))
         recorder.hold(x=x, attended=attn_output)
-        attention_sum = recorder.add(
-            attn_output,
-            self._record_sublayer(recorder, "dense", self.dense, attn_output),
-        )
+        attention_sum = recorder.add(attn_output, self._record_sublayer(recorder, "dense", self.dense, attn_output))
         recorder.hold(x=x, y=attention_sum)
         return recorder.add(attention_sum, self._record_sublayer(recorder, "mlp", self.feed_forward, x))
 

@@ -237,18 +237,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
-            biases = (
-                getattr(self, f"{bias_name}_bias").weight[:, None] for bias_name in ("content", "position", "segment")
-            )
+            biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
             stride = 2 if is_halved else 1
             distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
             distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)
             segment_scores = self.segment_scores(segment_q, self.segments.weight)
-            attn_output = self.core(
-                content_q, k, v, distance_scores + segment_scores[..., 1:]
-            )  # all tokens are in one segment
+            # all tokens are in one segment
+            attn_output = self.core(content_q, k, v, distance_scores + segment_scores[..., 1:])
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class FunnelReference(nn.Module):

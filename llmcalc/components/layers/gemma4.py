@@ -152,8 +152,7 @@ def _reference_class() -> type[nn.Module]:
             self, sublayer: str, x: Tensor, forward_context: ForwardContext, **router_input: Tensor
         ) -> Tensor:
             pre_norm, component, post_norm = (
-                self.get_submodule(module_name)
-                for module_name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
+                self.get_submodule(name) for name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
             )
             return post_norm(component(pre_norm(x), forward_context, **router_input))
 

@@ -298,8 +298,4 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_context)
             )
 
-    return {
-        "tokens": GlobalTokensReference,
-        "attention": GlobalLocalReference,
-        "layer": GlobalLocalLayerReference,
-    }
+    return {"tokens": GlobalTokensReference, "attention": GlobalLocalReference, "layer": GlobalLocalLayerReference}

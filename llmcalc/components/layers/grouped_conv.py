@@ -62,11 +62,8 @@ class GroupedConvLayer(PreNormLayer):
             channels = group_axis, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
-                    [
-                        recorder.vector(f"base_kernel_{convolution_side}_{tap}", *channels)
-                        for tap in range(self.conv_kernel_size)
-                    ]
-                    for convolution_side in range(2)
+                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+                    for side in range(2)
                 ]
                 computed_kernels = recorder.linear(
                     "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)

@@ -177,10 +177,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def forward(self, raw_weights: Tensor) -> tuple[Tensor, ...]:
             weight_parts, weight_offsets = raw_weights.split(self.parts, -1), self.base.split(self.parts)
             return tuple(
-                weight * weight_scale + weight_offset
-                for weight, weight_scale, weight_offset in zip(
-                    weight_parts, self.scale.unbind(), weight_offsets, strict=True
-                )
+                weight * scale + offset
+                for weight, scale, offset in zip(weight_parts, self.scale.unbind(), weight_offsets, strict=True)
             )
 
     def weightless_norm(streams_width: int) -> nn.Module:

@@ -94,9 +94,8 @@ class PerLayerGate(Part):
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
         placeholder_vectors = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
-        layer_vectors: Value = recorder.memo.get(
-            "per_layer_embedding", placeholder_vectors
-        )  # of all layers; each layer reads its own
+        # of all layers; each layer reads its own
+        layer_vectors: Value = recorder.memo.get("per_layer_embedding", placeholder_vectors)
         gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
         recorder.hold(y=gated_vector)
         return recorder.part("norm", norm, recorder.linear("projection", gated_vector, *x.axes))

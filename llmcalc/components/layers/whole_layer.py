@@ -32,9 +32,8 @@ class WholeLayer(Layer):
         if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
             type_name = type(self).model_fields["type"].default
             raise ValueError(
-                "attention, feed_forward, without_norms: "
-                f"{'an' if type_name[0] in 'aeiou' else 'a'} '{type_name}' layer has "
-                "both, with all of its norms"
+                f"attention, feed_forward, without_norms: {'an' if type_name[0] in 'aeiou' else 'a'} '{type_name}' "
+                "layer has both, with all of its norms"
             )
         return self
 

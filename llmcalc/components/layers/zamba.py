@@ -301,10 +301,7 @@ def _reference_class() -> type[nn.Module]:
             block_context = ModelProperties(2 * hidden_size, output_size=hidden_size)
             self.self_attn_pre_norm = spec.norm.reference(block_context)
             self.mlp_pre_norm = spec.norm.reference(model_properties)
-            self.self_attn, self.mlp = (
-                block.attention.reference(block_context),
-                BlockNetwork(block, model_properties),
-            )
+            self.self_attn, self.mlp = (block.attention.reference(block_context), BlockNetwork(block, model_properties))
             for projection in ("q_proj", "k_proj", "v_proj") if block.attention_adapters else ():
                 linear_module: Any = getattr(self.self_attn, projection)
                 setattr(

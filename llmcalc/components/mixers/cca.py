@@ -165,9 +165,8 @@ class CompressedConvAttention(WindowedMixer):
         assert isinstance(kv_heads, Axis)
         mean_of_queries = recorder.scale(recorder.add(q, recorder.repeat(k, heads)), 0.5)
         group_axis = Axis("group", exact_div(heads.size, kv_heads.size))
-        mean_of_keys = recorder.sum(
-            mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, is_mean=True
-        )  # over the queries that share a key
+        # over the queries that share a key
+        mean_of_keys = recorder.sum(mean_of_queries.view(kv_heads, group_axis, head_dim), *k.axes, is_mean=True)
         recorder.hold(mean_q=mean_of_queries, mean_k=mean_of_keys)
         convolved_q, convolved_k = recorder.split(joined_heads, q.axes, k.axes)
         return recorder.add(convolved_q, mean_of_queries), recorder.add(convolved_k, mean_of_keys)

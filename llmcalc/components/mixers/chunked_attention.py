@@ -177,9 +177,7 @@ def _reference_class() -> type[nn.Module]:
                     head_rows.repeat(1, 1, self.hashes, 1).gather(2, token_index % tokens) for head_rows in (q, keys, v)
                 )
                 attn_output, log_sums = self.core(*sorted_rows, token_order % tokens, True)
-                attn_output, log_sums = (
-                    head_rows.unflatten(2, (self.hashes, tokens)) for head_rows in (attn_output, log_sums)
-                )
+                attn_output, log_sums = (rows.unflatten(2, (self.hashes, tokens)) for rows in (attn_output, log_sums))
                 attn_output = (attn_output * torch.softmax(log_sums, 2)).sum(2)
             projected_output: Tensor = self.o_proj(attn_output.transpose(1, 2).flatten(2))
             return projected_output

@@ -60,7 +60,7 @@ class CompressedAttention(EntryAttention):
         self, recorder: Flow, x: Value, compressed_query: Value, q: Value, head_dim: Axis, rope: Rope
     ) -> tuple[Value, Value]:
         assert self.compress_rate is not None
-        kv_entries = self._all_compressed_entries(recorder, "compressor", x, head_dim, rope)
+        kv_entries = self._all_compressed_entries(recorder, x, head_dim, rope)
         recorder.hold(entries=kv_entries)
         mask = recorder.whole_entries(q, kv_entries, self.compress_rate)
         recorder.hold(seen=mask)
@@ -76,7 +76,7 @@ class CompressedAttention(EntryAttention):
         """Selects the entries for each token's attention. mask: the visible entries."""
         heads, index_dim = Axis("index_heads", indexer.index_n_heads), Axis("index_head_dim", indexer.index_head_dim)
         with recorder.scope("indexer", role="no_grad"):
-            kv_entries = self._all_compressed_entries(recorder, "compressor", x, index_dim, rope)
+            kv_entries = self._all_compressed_entries(recorder, x, index_dim, rope)
             q = recorder.linear("q_proj", compressed_query, heads, index_dim)
             recorder.hold(entries=kv_entries, q=q)
             q = recorder.rope(q, rope)
@@ -92,14 +92,12 @@ class CompressedAttention(EntryAttention):
             )
             return recorder.choose_entries(scores, recorder.linear("weights_proj", x, heads), mask, indexer.index_topk)
 
-    def _all_compressed_entries(
-        self, recorder: Flow, compressor_name: str, x: Value, head_dim: Axis, rope: Rope
-    ) -> Value:
+    def _all_compressed_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> Value:
         """Returns the compressed entries of all tokens up to now, of width `head_dim`."""
         assert self.compress_rate is not None
         rate_axis = Axis("rate", self.compress_rate)
         series_axes: Shape = (JoinedShapes(((head_dim,), (head_dim,))),) if self.overlap else (head_dim,)
-        with recorder.scope(compressor_name):
+        with recorder.scope("compressor"):
             projections = (
                 self._entry_projection(recorder, "kv_proj", x, series_axes),
                 self._entry_projection(recorder, "gate_proj", x, series_axes),

@@ -124,9 +124,8 @@ class DifferentialAttention(WindowedMixer):
             self.lambda_init,
         )
         recorder.hold(both=joined_heads, share=subtraction_factor)
-        head_difference = recorder.sub(
-            first_heads, recorder.mul(second_heads, subtraction_factor)
-        )  # one softmax term minus λ times the other, in both halves
+        # one softmax term minus λ times the other, in both halves
+        head_difference = recorder.sub(first_heads, recorder.mul(second_heads, subtraction_factor))
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
         head_difference = (
             recorder.norm("norm", head_difference, norm, (double_dim,))

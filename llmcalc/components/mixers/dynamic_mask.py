@@ -141,9 +141,8 @@ def _reference_class() -> type[nn.Module]:
             )
             if mask.shape[-1] <= self.spec.keep_window_size:
                 return mask
-            rounded_mask = mask.round(
-                decimals=4
-            )  # repeated tokens have equal values up to rounding: of equal keys, the first are selected
+            # repeated tokens have equal values up to rounding: of equal keys, the first are selected
+            rounded_mask = mask.round(decimals=4)
             strongest_keys = rounded_mask.sort(dim=-1, descending=True, stable=True).indices[
                 ..., : self.spec.keep_window_size
             ]

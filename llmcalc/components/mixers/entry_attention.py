@@ -96,7 +96,7 @@ class EntryAttention(TokenMixer):
         if self.qk_rope_head_dim % 2 or self.qk_rope_head_dim > narrowest_head:
             field = "head_dim" if narrowest_head == head_dim else "index_head_dim"
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim} is odd, or more than {field} {narrowest_head}")
-        self.position.check_full_rotation("qk_rope_head_dim")
+        self.position.check_full_rotation()
         return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:

@@ -82,9 +82,8 @@ class GatedDeltaNet(TokenMixer):
         key_heads, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
         if value_heads % key_heads:
             raise ValueError(
-                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; "
-                "expected a divisor "
-                f"of {value_heads}"
+                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; expected a "
+                f"divisor of {value_heads}"
             )
         return self
 
@@ -179,8 +178,7 @@ def _reference_class() -> type[nn.Module]:
             convolution_output = F.silu(self.conv1d(qkv, forward_context, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
-                head_vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1)
-                for head_vectors in (q, k)
+                vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for vectors in (q, k)
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()

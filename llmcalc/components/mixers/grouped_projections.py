@@ -77,10 +77,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [
-            cls(num_attention_heads=4, q_groups=2, k_groups=3, v_groups=4),
-            cls(num_attention_heads=2, o_groups=6),
-        ]
+        return [cls(num_attention_heads=4, q_groups=2, k_groups=3, v_groups=4), cls(num_attention_heads=2, o_groups=6)]
 
 
 class GroupedFeedForward(SingleWidthNetwork):

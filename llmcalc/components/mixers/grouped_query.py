@@ -97,8 +97,7 @@ def check_key_heads(mixer: TokenMixer, head_sizes: HeadSizes) -> None:
         type_name = type(mixer).model_fields["type"].default
         raise UnscalableError(
             f"attention.type '{type_name}' requires as many key/value heads as query heads; expected a --kv-ratio of "
-            "1, or "
-            "none"
+            "1, or none"
         )
 
 

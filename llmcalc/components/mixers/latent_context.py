@@ -79,7 +79,7 @@ class LatentContextAttention(OptionalWindowMixer):
     def _check_fields(self) -> Self:
         if self.qk_rope_head_dim < 2 or self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim: {self.qk_rope_head_dim}; expected an even number, 2 or more")
-        self.position.check_full_rotation("qk_rope_head_dim")
+        self.position.check_full_rotation()
         return self
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes:

@@ -75,9 +75,7 @@ class LocalAttention(MultiHeadMixer):
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""
         bias_tables = [
-            recorder.memo[table_name]
-            for table_name in ("relative_bias", "relative_bias_of_blocks")
-            if table_name in recorder.memo
+            recorder.memo[name] for name in ("relative_bias", "relative_bias_of_blocks") if name in recorder.memo
         ]
         recorder.local_mask(x.rows, self.local_radius, self.global_block_size, *bias_tables)
 
@@ -225,9 +223,8 @@ def _reference_class() -> type[nn.Module]:
         ) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
-            positions = self._split_into_blocks(
-                forward_context.positions(0, tokens, device)[None] + 1
-            )  # 0 marks padding
+            # 0 marks padding
+            positions = self._split_into_blocks(forward_context.positions(0, tokens, device)[None] + 1)
             keys = self._join_neighbours(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (

@@ -249,11 +249,7 @@ def _reference_class() -> type[nn.Module]:
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
             stored_state = self.ssm_state.only_tensor(forward_context)
             scan_output, last_state = self.scan(
-                inner_x,
-                time_step,
-                b.repeat_interleave(inner_x.shape[-1] // heads, 2),
-                c,
-                stored_state,
+                inner_x, time_step, b.repeat_interleave(inner_x.shape[-1] // heads, 2), c, stored_state
             )
             self.ssm_state.keep(forward_context, last_state)
             if spec.lends_output:

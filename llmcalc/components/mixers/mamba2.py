@@ -94,9 +94,8 @@ class Mamba2(TokenMixer):
         head_groups = Axis("groups", self.n_groups)
         state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
-        conv_channels = JoinedShapes(
-            (inner_axes, (head_groups, state_axis), (head_groups, state_axis))
-        )  # the gate and Δ skip the convolution
+        # the gate and Δ skip the convolution
+        conv_channels = JoinedShapes((inner_axes, (head_groups, state_axis), (head_groups, state_axis)))
         gate, inner_x, time_step = recorder.split(
             recorder.linear("in_proj", x, JoinedShapes((inner_axes, (conv_channels,), (heads,))), bias=self.use_bias),
             inner_axes,
@@ -232,9 +231,8 @@ def scan_class() -> type[nn.Module]:
                 -1, -2
             ) @ b  # by each chunk, at its end
             start_state = torch.zeros_like(chunk_states[:, :, :1]) if old_state is None else old_state[:, :, None]
-            chunk_decays = pairwise_decays(
-                nn.functional.pad(cumulative_decay[..., -1], (1, 0))
-            )  # over whole chunks, from the start
+            # over whole chunks, from the start
+            chunk_decays = pairwise_decays(nn.functional.pad(cumulative_decay[..., -1], (1, 0)))
             chunk_start_states = (chunk_decays @ torch.cat([start_state, chunk_states], 2).flatten(3)).unflatten(
                 3, chunk_states.shape[3:]
             )
@@ -295,13 +293,7 @@ def _reference_class() -> type[nn.Module]:
                 tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
             )
             stored_state = self.ssm_state.only_tensor(forward_context)
-            scan_output, last_state = self.scan(
-                x.unflatten(-1, (spec.num_heads, -1)),
-                time_step,
-                b,
-                c,
-                stored_state,
-            )
+            scan_output, last_state = self.scan(x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state)
             self.ssm_state.keep(forward_context, last_state)
             return self.out_proj(self._gated_output(scan_output.flatten(2), gate))
 

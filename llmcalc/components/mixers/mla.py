@@ -136,7 +136,7 @@ class MLA(OptionalWindowMixer):
             )
         if self.qk_rope_head_dim == 0 and (not self.mla_use_nope or self.key_norm):
             raise ValueError("qk_rope_head_dim: 0 leaves nothing to rotate; expected mla_use_nope, and no key_norm")
-        self.position.check_full_rotation("qk_rope_head_dim")
+        self.position.check_full_rotation()
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -399,9 +399,7 @@ def _reference_class() -> type[nn.Module]:
                 self.gate = spec.output_gate.gate_func
             self.sinks = vector_module(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(
-                heads * spec.v_head_dim,
-                model_properties.output_size or hidden,
-                bias=spec.attention_bias or spec.o_bias,
+                heads * spec.v_head_dim, model_properties.output_size or hidden, bias=spec.attention_bias or spec.o_bias
             )
             self.core = softmax_core_class()()
             if not spec.kv_shared:

@@ -106,10 +106,7 @@ class RwkvHeadMix(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [
-            cls(num_heads=4, head_dim=6),
-            cls(num_heads=3, head_dim=8, shift_rank=5, decay_rank=7),
-        ]
+        return [cls(num_heads=4, head_dim=6), cls(num_heads=3, head_dim=8, shift_rank=5, decay_rank=7)]
 
 
 @cache
@@ -183,9 +180,7 @@ def _reference_class() -> type[nn.Module]:
                     mix_weights[input_name] = (
                         self.get_submodule(f"shift_b_{input_name}")(low_rank_part) + mix_weights[input_name]
                     )
-            return {
-                input_name: mix_tokens(x, previous_token, mix_weight) for input_name, mix_weight in mix_weights.items()
-            }
+            return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
 
         def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
             spec = self.spec

@@ -98,9 +98,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             tokens, score_scale = q.shape[2], q.shape[-1] ** -0.5
             queries, keys, values = (self._split_into_blocks(x) for x in (q, k, v))
-            token_counts = self._split_into_blocks(torch.ones_like(q[..., :1])).sum(
-                3
-            )  # tokens of each block: [batch, heads, blocks, 1]
+            # tokens of each block: [batch, heads, blocks, 1]
+            token_counts = self._split_into_blocks(torch.ones_like(q[..., :1])).sum(3)
             with torch.set_grad_enabled(self.approximated and torch.is_grad_enabled()):
                 mean_scores = (
                     (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * score_scale

@@ -143,11 +143,7 @@ def _reference_class() -> type[nn.Module]:
             )
             stored_state = self.ssm_state.only_tensor(forward_context)
             scan_output, last_state = self.scan(
-                inner_x.unflatten(-1, (spec.num_heads, -1)),
-                time_step,
-                b,
-                c,
-                stored_state,
+                inner_x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state
             )
             self.ssm_state.keep(forward_context, last_state)
             return self.out_proj(scan_output.flatten(2) * nn.functional.silu(gate))

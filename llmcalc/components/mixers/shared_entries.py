@@ -280,9 +280,7 @@ def shared_entry_examples() -> dict[str, SharedEntryAttention]:
         "scoring": {**shared_fields, "indexer": indexer.model_copy(update={"candidates": block_config})},
         "reusing": {**shared_fields, "index_topk": 2},
     }
-    return {
-        example_name: local_example.model_copy(update=changes) for example_name, changes in changes_by_example.items()
-    }
+    return {name: local_example.model_copy(update=changes) for name, changes in changes_by_example.items()}
 
 
 @cache
@@ -363,9 +361,8 @@ def _reference_class() -> type[nn.Module]:
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // block_size * block_size
                 index_in_own_block = keys.shape[1] - own_block
-                positions = torch.cat(
-                    [positions[:, :index_in_own_block], positions[:, block_size:]], 1
-                )  # its own block is first
+                # its own block is first
+                positions = torch.cat([positions[:, :index_in_own_block], positions[:, block_size:]], 1)
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions

@@ -122,19 +122,11 @@ class Latent(Part):
         from torch import nn
 
         hidden_size, latent = model_properties.hidden_size, self.moe_latent_size
-        norms = {
-            "latent_norm": self.norm,
-            "expert_norm": self.expert_norm,
-            "latent_output_norm": self.output_norm,
-        }
+        norms = {"latent_norm": self.norm, "expert_norm": self.expert_norm, "latent_output_norm": self.output_norm}
         return {
             "latent_in": nn.Linear(hidden_size, latent, bias=self.bias),
             "latent_out": nn.Linear(latent, hidden_size, bias=self.bias),
-            **{
-                norm_name: norm.reference(ModelProperties(latent))
-                for norm_name, norm in norms.items()
-                if norm is not None
-            },
+            **{name: norm.reference(ModelProperties(latent)) for name, norm in norms.items() if norm is not None},
         }
 
 

@@ -96,14 +96,11 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
         if tower.type == "projector" and tower.encoders > 1:
             if len(input_widths) < tower.encoders or sum(input_widths.values()) != tower.input_size:
                 raise ValueError(
-                    f"towers.{reader_name}.input_size: {tower.input_size}; "
-                    f"expected {sum(input_widths.values())}, the widths "
-                    f"of the {tower.encoders} encoders before it together"
+                    f"towers.{reader_name}.input_size: {tower.input_size}; expected {sum(input_widths.values())}, the "
+                    f"widths of the {tower.encoders} encoders before it together"
                 )
         elif tower.type == "projector" and input_widths:
-            candidate_widths = {
-                tower_name: tower.encoder_layers * input_width for tower_name, input_width in input_widths.items()
-            }
+            candidate_widths = {name: tower.encoder_layers * input_width for name, input_width in input_widths.items()}
             if tower.input_size in candidate_widths.values():
                 continue
             expected_widths = " or ".join(
@@ -133,9 +130,7 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
 
 def _tower_input(own_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
-    values_of_width = (
-        candidate_value for candidate_value in tower_outputs if are_equal(candidate_value.width, own_input.width)
-    )
+    values_of_width = (value for value in tower_outputs if are_equal(value.width, own_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 

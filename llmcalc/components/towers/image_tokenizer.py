@@ -106,9 +106,8 @@ class ImageTokenizer(TowerPart):
         for multiplier in self.channel_multiplier:
             if multiplier < 1 or self.base_channels * multiplier % self.norm_groups:
                 raise ValueError(
-                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no "
-                    f"{self.norm_groups} equal "
-                    f"groups; expected multiples of {self.norm_groups}"
+                    f"channel_multiplier: {multiplier} × {self.base_channels} channels have no {self.norm_groups} "
+                    f"equal groups; expected multiples of {self.norm_groups}"
                 )
         if not self.over_frames and self.temporal_levels:
             raise ValueError("temporal_levels: halves frames of videos; expected 0, or over_frames = true")
@@ -348,9 +347,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ImageTokenizer, in_channels: int, channels: int, reads_codes: bool) -> None:
             super().__init__()
-            self.norm_1, self.norm_2 = (
-                build_norm(spec, norm_width, reads_codes) for norm_width in (in_channels, channels)
-            )
+            self.norm_1, self.norm_2 = (build_norm(spec, width, reads_codes) for width in (in_channels, channels))
             self.conv_1 = nn.Conv2d(in_channels, channels, 3, padding=1)
             self.conv_2 = nn.Conv2d(channels, channels, 3, padding=1)
             self.shortcut = nn.Conv2d(in_channels, channels, 1) if in_channels != channels else None

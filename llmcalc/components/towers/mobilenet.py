@@ -186,9 +186,7 @@ class MobileNet(TowerPart):
     @property
     def patches(self) -> Patches:
         """The squares of pixels that correspond to the positions of the last stage."""
-        patch_side = 2 * prod(
-            _total_stride(block_group.blocks) for stage in self.stages for block_group in stage.groups
-        )
+        patch_side = 2 * prod(_total_stride(group.blocks) for stage in self.stages for group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
     @property
@@ -276,8 +274,7 @@ class MobileNet(TowerPart):
         """Records the fusion of the outputs of the last stages."""
         largest = stage_outputs[0].rows
         resized_outputs = [
-            stage_output if stage_output.rows == largest else recorder.resampled(stage_output, largest)
-            for stage_output in stage_outputs
+            output if output.rows == largest else recorder.resampled(output, largest) for output in stage_outputs
         ]
         joined_output = resized_outputs[0]
         if len(resized_outputs) > 1:
@@ -522,10 +519,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, stage_outputs: list[Tensor]) -> Tensor:
             grid_shape = stage_outputs[0].shape[2:]
             resized_outputs = [
-                stage_output
-                if stage_output.shape[2:] == grid_shape
-                else nn.functional.interpolate(stage_output, size=grid_shape)
-                for stage_output in stage_outputs
+                output if output.shape[2:] == grid_shape else nn.functional.interpolate(output, size=grid_shape)
+                for output in stage_outputs
             ]
             x = self.convolve("pw_proj", self.convolve("pw_exp", torch.cat(resized_outputs, 1), is_activated=True))
             if grid_shape[0] % self.side or grid_shape[1] % self.side:

@@ -274,9 +274,7 @@ class Projector(TowerPart):
         return recorder.cat(x, mark_vectors, axes=x.axes, rows=ExtendedRows(of=x.rows, more=marker_count))
 
     def describe(self, hidden_size: int) -> str:
-        return " → ".join(
-            str(linear_width) for linear_width in (self.input_size, *(linear_map.size for linear_map in self.maps))
-        )
+        return " → ".join(str(width) for width in (self.input_size, *(linear_map.size for linear_map in self.maps)))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["projector"](self)
@@ -320,11 +318,7 @@ class Projector(TowerPart):
                 merge=2,
                 norm=layernorm,
             ),
-            cls(
-                input_size=10,
-                maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)),
-                merge=2,
-            ),
+            cls(input_size=10, maps=(Map(size=10), Map(size=24, hidden_act="gelu"), Map(size=24)), merge=2),
             cls(
                 input_size=10,
                 maps=(Map(size=12, hidden_act="silu", gated=True), Map(size=24)),

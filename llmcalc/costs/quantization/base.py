@@ -300,7 +300,5 @@ def stored_tensors(
             f"{TOWERS.option}: {quantization_scheme.label} files do not include vision and audio encoders, which are "
             f"in a separate file; remove {TOWERS.option}"
         )
-    encoder_parts = (
-        (weight_tensor, unquantized_bytes(weight_tensor.tensor.size, dtype)) for weight_tensor in encoder_tensors
-    )
+    encoder_parts = ((tensor, unquantized_bytes(tensor.tensor.size, dtype)) for tensor in encoder_tensors)
     yield from chain(quantization_scheme.store(spec, text_tensors, dtype), encoder_parts)

@@ -197,11 +197,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [
-                listed_name
-                for name_row in quantized_modules
-                for listed_name in (name_row if isinstance(name_row, list) else [name_row])
-            ]
+            [name for row in quantized_modules for name in (row if isinstance(row, list) else [row])]
             if isinstance(quantized_modules, list)
             else [None]
         )
@@ -252,9 +248,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (
-        config.get(flag_name, config.get(f"_{flag_name}", False)) for flag_name in ("load_in_4bit", "load_in_8bit")
-    )
+    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     code_type, has_double_quantization = (

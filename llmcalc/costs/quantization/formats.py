@@ -424,9 +424,7 @@ class QuantoInt(LinearFormat):
     bits: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        column_count = next(
-            (scale_columns for scale_columns in (128, 96, 64, 32) if n_in > 128 and n_in % scale_columns == 0), n_in
-        )
+        column_count = next((columns for columns in (128, 96, 64, 32) if n_in > 128 and n_in % columns == 0), n_in)
         group_count = n_out * floor_div(n_in, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
         return StoredBytes(

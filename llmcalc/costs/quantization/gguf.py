@@ -208,9 +208,8 @@ class _ModelRules:
         self.fuses_qkv = quantization_mix.fused or any(
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
-        ordered_params = sorted(
-            params, key=lambda param: -1 if param.layer is None else param.layer
-        )  # the order of tensors in a file
+        # the order of tensors in a file
+        ordered_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
         self.value_indices = _first_occurrence_indices(
             _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
@@ -325,9 +324,8 @@ class _ModelRules:
             ggml_type = "Q5_K"
         elif gguf_mix_name in ("Q4_K_M", "Q5_K_M") and _layer_gets_more_bits(earlier_layers, layer_count):
             ggml_type = "Q6_K"
-        if (
-            self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K")
-        ):  # llama.cpp's test for a 70B model
+        # llama.cpp's test for a 70B model
+        if self.layer_count == 80 and self.query_groups > 1 and ggml_type in ("Q3_K", "Q4_K"):
             ggml_type = "Q5_K"
         return "Q8_0" if self.expert_count == 8 else ggml_type
 
@@ -421,9 +419,8 @@ def _tensor_category(param: WeightTensor) -> str:
     ):
         return "kept"  # altup, per_layer_model_proj, laurel; a matrix of one row is a 1-D tensor in the file
     if ".indexer." in param.path:
-        return (
-            "other" if "weights_proj" in sibling_names else "kept"
-        )  # MiniMax: the block indexer's matrices are too small to quantise
+        # MiniMax: the block indexer's matrices are too small to quantise
+        return "other" if "weights_proj" in sibling_names else "kept"
     if tensor_kind == "lm_head" and tensor_name in ("lm_head", "decoder"):
         return "output"
     if tensor_kind in ("feed_forward", "experts", "shared_expert"):
@@ -458,9 +455,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
     if not mixers_with_keys:
         return 1
     param = min(mixers_with_keys, key=lambda other_param: -1 if other_param.layer is None else other_param.layer)
-    attention_core = next(
-        (sibling_node.op for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
-    )
+    attention_core = next((node.op for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if attention_core is None or (
         param.layer and not any(_is_in_gated_delta_net(other_param) for other_param in params if other_param.layer == 0)
     ):
@@ -471,9 +466,7 @@ def _query_groups(params: list[WeightTensor]) -> Number:
 def _file_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
     """Returns (rows, columns) of each file tensor of one model tensor."""
     shape = param.tensor.shape
-    attention_core = next(
-        (sibling_node for sibling_node in param.parent.children if isinstance(sibling_node.op, AttentionCore)), None
-    )
+    attention_core = next((node for node in param.parent.children if isinstance(node.op, AttentionCore)), None)
     if param.name == "kv_b_proj" and attention_core is not None and "absorbed" in attention_core.forms:
         expanded_op, absorbed_op = attention_core.op, attention_core.forms["absorbed"]
         assert isinstance(expanded_op, AttentionCore)

@@ -119,18 +119,14 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        linear_formats = (
-            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
-        )
+        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
         return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
             ""
         }
 
     @property
     def has_square_blocks(self) -> bool:
-        linear_formats = (
-            linear_format for layer_group in self.groups for linear_format in (layer_group.format, layer_group.experts)
-        )
+        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
@@ -162,11 +158,7 @@ class LinearScheme(QuantizationScheme):
         ):
             return None
         module_group = next(
-            (
-                layer_group
-                for layer_group in self.groups
-                if layer_group.modules is None or param.names in layer_group.modules
-            ),
+            (group for group in self.groups if group.modules is None or param.names in group.modules),
             None,
         )
         if module_group is None:
@@ -194,10 +186,7 @@ class LinearScheme(QuantizationScheme):
                 f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
             )
         unused_entries = [
-            list_entry
-            for layer_group in self.groups
-            if layer_group.modules is not None
-            for list_entry in layer_group.modules.unused_entries
+            entry for group in self.groups if group.modules is not None for entry in group.modules.unused_entries
         ]
         if unused_entries:
             ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
@@ -227,9 +216,7 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     field_names: config fields that may hold the list, as in `listed_modules`. The output head is unconverted with
     no list, or if the list names it.
     """
-    has_module_list = any(
-        config.get(field_name) is not None for field_name in field_names or ("modules_to_not_convert",)
-    )
+    has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
         quantization_scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names)
     )

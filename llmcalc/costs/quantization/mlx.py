@@ -122,12 +122,7 @@ class MLXScheme(QuantizationScheme):
                 matrix_count = matrix_count * axis
             yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
-            (
-                list_entry
-                for modules, _ in self.others
-                for list_entry in modules.entries
-                if list_entry not in modules.used
-            ),
+            (entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used),
             None,
         )
         if unused_entry is not None:
@@ -174,9 +169,7 @@ class MLXScheme(QuantizationScheme):
 
 def read_mlx(config: ConfigFields) -> QuantizationScheme:
     """Reads an mlx-lm table: the default format, and formats of single modules."""
-    module_names = [
-        module_name for module_name in config.data if module_name not in ("group_size", "bits", "mode", "quant_method")
-    ]
+    module_names = [name for name in config.data if name not in ("group_size", "bits", "mode", "quant_method")]
     default_format, scheme_label = _module_format(config)
     modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for module_name in module_names:

@@ -145,7 +145,7 @@ SCHEMES_BY_BITS = {
 """Bits of a weight → the usual schemes, each with a program that runs it."""
 
 
-def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationScheme:
+def scheme_named(scheme_name: str) -> QuantizationScheme:
     """Returns the quantization scheme with this name.
 
     A llama.cpp mix may have the suffix `-imatrix` (made with an importance matrix) or `-qkv` (q, k and v are one
@@ -169,7 +169,7 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
         )
     if re.fullmatch(r"ud[-_].*|.*_xl", base_label):
         raise InputError(
-            f"{option} {scheme_name[:40]}: Unsloth chooses the types of its dynamic files tensor by tensor; expected "
+            f"--quantize {scheme_name[:40]}: Unsloth chooses the types of its dynamic files tensor by tensor; expected "
             f"the .gguf file itself as TARGET or with -m, or a mix near it such as {mix_near(scheme_label) or 'q4_k_m'}"
         )
     for _, name_pattern, make_scheme in _SIZED:
@@ -179,7 +179,7 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
             group_size = matched_sizes["group"]
             if group_size is not None and not 0 < int(group_size[:12]) <= MOST:
                 raise InputError(
-                    f"{option} {scheme_name[:40]}: a group of {group_size[:12]}; expected 1 to {MOST:,} columns"
+                    f"--quantize {scheme_name[:40]}: a group of {group_size[:12]}; expected 1 to {MOST:,} columns"
                 )
             return make_scheme(
                 scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
@@ -200,7 +200,7 @@ def scheme_named(scheme_name: str, option: str = "--quantize") -> QuantizationSc
     )
     known_names = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
     raise InputError(
-        f"{option} {scheme_name[:40]}: unknown scheme"
+        f"--quantize {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {known_names}")
     )
 

@@ -72,9 +72,8 @@ class ModuleList:
         for list_entry in self.entries:
             if ONE_EXPERT.search(list_entry):
                 raise InputError(
-                    f"quantization_config.{config_field}: '{list_entry[:60]}' names one expert; expected entries "
-                    "that treat "
-                    "all experts of a layer alike"
+                    f"quantization_config.{config_field}: '{list_entry[:60]}' names one expert; expected entries that "
+                    "treat all experts of a layer alike"
                 )
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
@@ -125,11 +124,7 @@ class ModuleList:
     def _matches_name(self, module_name: str) -> bool:
         """Whether an entry matches the module name. Raises `InputError` if matching takes too long in total."""
         matching_entries = (
-            {
-                self._exact_entries[plain_entry]
-                for plain_entry in self._matching_texts(module_name)
-                if plain_entry in self._exact_entries
-            }
+            {self._exact_entries[entry] for entry in self._matching_texts(module_name) if entry in self._exact_entries}
             if self._exact_entries
             else set()
         )
@@ -139,9 +134,7 @@ class ModuleList:
         if not self._pattern_tests:
             return False
         start_time = process_time()
-        list_entry = next(
-            (list_entry for list_entry, pattern_test in self._pattern_tests if pattern_test(module_name)), None
-        )
+        list_entry = next((list_entry for list_entry, test in self._pattern_tests if test(module_name)), None)
         self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
@@ -170,9 +163,7 @@ class ModuleList:
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""
             entry_test, example_name = tests_by_entry.get(list_entry), _example_name(list_entry)
-            is_matched = any(
-                tests_by_entry[entry_text](example_name) for entry_text in used_entries if entry_text in tests_by_entry
-            )
+            is_matched = any(tests_by_entry[text](example_name) for text in used_entries if text in tests_by_entry)
             return is_matched or (
                 entry_test is not None and any(entry_test(_example_name(entry_text)) for entry_text in used_entries)
             )

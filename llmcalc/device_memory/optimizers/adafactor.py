@@ -23,10 +23,7 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
     element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
-        **{
-            state_name: packed_bytes(sum_over(tensors, element_count), dtype)
-            for state_name, element_count in element_counts.items()
-        },
+        **{name: packed_bytes(sum_over(tensors, count), dtype) for name, count in element_counts.items()},
         "step": STEP_BYTES * tensor_count(tensors),
     }
 

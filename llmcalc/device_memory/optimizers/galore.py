@@ -85,9 +85,8 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
     with optimizer_step.counting_as_states():
-        square_matrix = (
-            aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
-        )  # Vh of a tall matrix, U of a wide one
+        # Vh of a tall matrix, U of a wide one
+        square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
     if square_matrix is None:
         square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32)
     right_vectors = aten.new_tensor((shorter_side, column_count), FLOAT32) if not is_right_projection else None  # Vh

@@ -73,9 +73,8 @@ def _zeropower_via_newtonschulz(optimizer_step: OptimizerStep, grad: Tensor) -> 
     ortho_grad = aten.to(grad, BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
         ortho_grad = aten.transpose(ortho_grad, 0, 1)
-    optimizer_step.write(
-        ortho_grad, aten.like(aten.new_tensor((), BFLOAT16))
-    )  # divided by its norm, which is at least eps
+    # divided by its norm, which is at least eps
+    optimizer_step.write(ortho_grad, aten.like(aten.new_tensor((), BFLOAT16)))
     for _ in range(ITERATIONS):
         gram_matrix = aten.mm(ortho_grad, aten.transpose(ortho_grad, 0, 1))
         gram_update = aten.addmm(gram_matrix, gram_matrix, gram_matrix)

@@ -243,9 +243,7 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
         raise reader.wrong("unfrozen_parameters", f"{shown(module_patterns)}; expected a list of patterns")
     if not module_patterns:
         return
-    trained_modules = {
-        re.sub(r"[\^$*\\]|\.$", "", str(module_pattern)).strip(".") for module_pattern in module_patterns
-    }
+    trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
     if "model.language_model" not in trained_modules or not trained_modules <= LANGUAGE_MODEL or config.get("adapter"):
         reader.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
 
@@ -275,8 +273,7 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
             return "bf16"
         bf16_value = False
     flags = {
-        argument_name: reader.flag({**config, "bf16": bf16_value}, argument_name)
-        for argument_name in ("bf16", "bfloat16", "fp16", "float16")
+        name: reader.flag({**config, "bf16": bf16_value}, name) for name in ("bf16", "bfloat16", "fp16", "float16")
     }
     if flags["bf16"] or flags["bfloat16"]:
         return "bf16"
@@ -462,11 +459,7 @@ def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {
-        argument_name: config[argument_name]
-        for argument_name in ("deepspeed", "fsdp", "fsdp_config")
-        if config.get(argument_name)
-    }
+    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
     fsdp_version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}

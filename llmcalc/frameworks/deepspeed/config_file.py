@@ -132,9 +132,7 @@ def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) 
     if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
-    settings = {
-        option: option_value for option, option_value in launch_settings.settings.items() if option != "loss_chunk"
-    }
+    settings = {option: value for option, value in launch_settings.settings.items() if option != "loss_chunk"}
     return launch_settings._replace(settings={**settings, "cross_entropy": "fused"})
 
 
@@ -167,9 +165,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
             reader.unknown[dotted_key] = f"{shown(config_value)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            setting_name: config_value
-            for setting_name, config_value in field_values.items()
-            if not (setting_name.startswith("stage3_") and config_value == AUTO)
+            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -363,9 +359,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if str(optimizer_type).lower() in STAGE_0_ALONE:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_half_precision = any(
-            reader.table(config, format_name).get("enabled") for format_name in ("fp16", "bf16", "bfloat16")
-        )
+        is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
         if zero_stage or not is_half_precision:
             reader.unknown["optimizer.type"] = (
                 f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"

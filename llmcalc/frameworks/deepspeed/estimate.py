@@ -70,9 +70,8 @@ def transient_bytes(
             ),  # the layers' parameters are released when they have run
             optimizer_step=round(sub_group_share * max(step_bytes, flat_gradient_bytes)),
         )
-    gradient_elements = max(
-        shard_size, *(stage.largest_tensor for stage in stage_parameters)
-    )  # a rank updates parts of them
+    # a rank updates parts of them
+    gradient_elements = max(shard_size, *(stage.largest_tensor for stage in stage_parameters))
     if layout.zero == 2:
         unsharded_gradient_bytes = element_bytes * (gradient_elements - shard_size)
         return TransientBytes(

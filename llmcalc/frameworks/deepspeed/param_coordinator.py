@@ -328,9 +328,7 @@ class ParameterCoordinator:
             """Gathers the module for its backward pass, and releases modules whose backward pass has ended."""
             if module_path in self.backward_modules:
                 return
-            for open_module in [
-                open_module for open_module in self.backward_modules if module_path[: len(open_module)] != open_module
-            ]:
+            for open_module in [module for module in self.backward_modules if module_path[: len(module)] != module]:
                 self.after_backward(open_module)
             self.backward_modules.append(module_path)
             self.fetch_module(module_path)

@@ -39,9 +39,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     """Returns the run of an accelerate config, from the named DeepSpeed JSON file or from the config's own keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
-    reader.ignored += [
-        f"{section_name}.{device_key}"[:80] for device_key in plugin_table if device_key in PLUGIN_IGNORED
-    ]
+    reader.ignored += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
     unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name, "no key that is known")
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     precision = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
@@ -69,9 +67,7 @@ def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> Launc
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={
-            option: option_value for option, option_value in launch_settings.settings.items() if option != "batch"
-        }
+        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
     )
 
 
@@ -85,8 +81,6 @@ def read_trainer(
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        option_name: option_value
-        for option_name, option_value in command_settings.items()
-        if option_name not in ("precision", "dtype", "optimizer_impl")
+        name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

@@ -100,9 +100,7 @@ class ZeroRun(TrainingRun):
         parameters_by_path = dict(self.lowering.parameters)
         weights_by_id = {
             id(weight): weight
-            for weight in (
-                parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
-            )
+            for weight in (parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path)))
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 

@@ -54,9 +54,7 @@ class Stage3Run(ZeroRun):
         """Creates the rank's shards, float32 copies, gradients, and the bucket's buffer."""
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [
-            parameters_by_path[weight_path] for weight_path in sort_in_module_order(list(parameters_by_path))
-        ]
+        coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
@@ -93,9 +91,7 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
-        group_sizes = [
-            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
-        ]
+        group_sizes = [sum(parameter.shard_elements for parameter in group) for group in self.groups]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
@@ -129,9 +125,7 @@ class Stage3Run(ZeroRun):
             with count_storages_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest_group = max(
-            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
-        )
+        largest_group = max(sum(parameter.shard_elements for parameter in group) for group in self.groups)
         gradient_buffer = Storage(memory_meter, largest_group * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 

@@ -102,16 +102,11 @@ class PartitionedRun(ZeroRun):
         element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(weight_offset, element_count, self.partition_size)
-            for weight, weight_offset, element_count in zip(
-                ordered_parameters, start_offsets, element_counts, strict=True
-            )
+            id(weight): partition_pieces(offset, count, self.partition_size)
+            for weight, offset, count in zip(ordered_parameters, start_offsets, element_counts, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            weight_id: weight_piece
-            for weight_id, weight_pieces in self.pieces.items()
-            for weight_piece in weight_pieces
-            if weight_piece.rank == self.rank
+            weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with count_storages_as(self.meter, "weights"):
@@ -298,9 +293,7 @@ class PartitionedRun(ZeroRun):
                     pieces.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce(
-                [whole_bucket], [weight_piece for weight_piece in pieces if weight_piece.rank == rank_number]
-            )
+            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == rank_number])
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces)
         else:

@@ -51,15 +51,9 @@ def step1_arguments(reader: LaunchReader, step3_data: Table) -> dict[str, Any]:
     reader.refuse_if_set(step3_data, OFF, "--")
     accumulation_steps = reader.integer(step3_data, "gradient_accumulation_steps", 1)
     step1_table = {
-        argument_name: argument_value
-        for argument_name, argument_value in step3_data.items()
-        if argument_name in ("offload", "dtype", "only_optimize_lora")
+        name: value for name, value in step3_data.items() if name in ("offload", "dtype", "only_optimize_lora")
     }
-    step1_table |= {
-        OF_THE_ACTOR[argument_name]: argument_value
-        for argument_name, argument_value in step3_data.items()
-        if argument_name in OF_THE_ACTOR
-    }
+    step1_table |= {OF_THE_ACTOR[name]: value for name, value in step3_data.items() if name in OF_THE_ACTOR}
     return {
         **step1_table,
         "per_device_train_batch_size": reader.integer(step3_data, "per_device_training_batch_size", 16),

@@ -103,9 +103,7 @@ class FsdpProfile(RingAttentionKernels):
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
         self.in_head: list[str] = [
-            module_scope.name
-            for module_scope in program.root.items
-            if isinstance(module_scope, ModuleScope) and module_scope.name in IN_HEAD
+            scope.name for scope in program.root.items if isinstance(scope, ModuleScope) and scope.name in IN_HEAD
         ]
 
     def create_parameter(self, parameter_key: Path, template: Tensor) -> Tensor:
@@ -181,9 +179,7 @@ class FsdpProfile(RingAttentionKernels):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """The path and the shard of every trained parameter."""
-        return [
-            (weight_path, parameter.shard) for weight_path, parameter in self.sharded.items() if parameter.shard.leaf
-        ]
+        return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
     def parameter(self, parameter_key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
         """Returns a parameter, created in the layer's FSDP group."""
@@ -363,12 +359,7 @@ def torchtitan_name(layer_path: str) -> str:
 def layer_norm_names(program: Flow) -> frozenset[str]:
     """Returns the names of norms that are direct children of layers."""
     layers = (module_scope for module_scope in program.root.scopes() if module_scope.first_input is not None)
-    submodules = (
-        scope_item
-        for module_scope in layers
-        for scope_item in module_scope.items
-        if isinstance(scope_item, ModuleScope)
-    )
+    submodules = (item for scope in layers for item in scope.items if isinstance(item, ModuleScope))
     return frozenset(scope_item.name for scope_item in submodules if scope_item.about.get("kind") == "norm")
 
 

@@ -268,9 +268,8 @@ def _recorded_traces(
 ) -> dict[PassCase, PassTrace]:
     """Returns the events of recorded passes by kind of pass. stacks: per chunk, the stacks shortened to few layers."""
     pass_traces: dict[PassCase, PassTrace] = {}
-    for group_size in (
-        (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,)
-    ):  # of one chunk some are always in flight
+    # of one chunk some are always in flight
+    for group_size in (MICROBATCHES, 2) if len(model_chunks) > 1 else (MICROBATCHES,):
         training_run = ReplayedRank(sharded_setup, recorder := EventRecorder())
         for model_chunk, chunk_stacks in zip(training_run.chunks, stacks, strict=True):
             model_chunk.lowering.run_only = {
@@ -292,9 +291,7 @@ def _recorded_traces(
 def _record_passes(sharded_rank: ShardedRank, recorder: EventRecorder, group_size: int) -> list[RecordedPass]:
     """Runs two training steps and returns their passes. group_size: micro-batches of a group in `run_in_groups`."""
     sharded_rank.set_up()
-    schedule_recorder = RecordedSchedule(
-        recorder, [model_chunk.gathered_parameters() for model_chunk in sharded_rank.chunks]
-    )
+    schedule_recorder = RecordedSchedule(recorder, [chunk.gathered_parameters() for chunk in sharded_rank.chunks])
     for model_chunk in sharded_rank.chunks:
         model_chunk.passes = schedule_recorder
     for _ in range(2):

@@ -75,10 +75,7 @@ def fsdp_layout(
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {
-        str(config_key).removeprefix("parallelism_config_"): size_value
-        for config_key, size_value in (parallelism_table or {}).items()
-    }
+    groups = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()}
     layout_sizes = {
         size_name: integer_of(reader, f"parallelism_config.{size_name}", groups[size_name])
         for size_name in GROUP_SIZES
@@ -185,10 +182,7 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run of an accelerate config. command_settings: the settings outside of FSDP."""
     machine_count = integer_of(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    fsdp_table = {
-        str(fsdp_key).removeprefix("fsdp_"): fsdp_value
-        for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()
-    }
+    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
     return _fsdp_run(
         reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )

@@ -256,10 +256,8 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
-        layer_name: _layer_table(
-            attention_tables[layer_name.partition("-")[0]], network_tables[layer_name.partition("-")[2]], norm
-        )
-        for layer_name in dict.fromkeys(layer_types)
+        name: _layer_table(attention_tables[name.partition("-")[0]], network_tables[name.partition("-")[2]], norm)
+        for name in dict.fromkeys(layer_types)
     }
     return {
         "vocab_size": llama_sizes.vocab_size,

@@ -125,9 +125,7 @@ def _family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the sections of the equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {
-        section_name: {} for section_name in SECTIONS if section_name != "optimizer"
-    }
+    job_sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS if name != "optimizer"}
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
         if section_name not in SECTIONS or not field_name or CALLED in field_name or config_key in IGNORED_KEYS:

@@ -37,10 +37,8 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
             "images in its description; expected the GGUF file of the encoder"
         )
     return sum(
-        int(encoder_weight.tensor.size)
-        * int(encoder_weight.times)
-        * (4 if encoder_weight.tensor.role == "vector" else 2)
-        for encoder_weight in model_encoders
+        int(weight.tensor.size) * int(weight.times) * (4 if weight.tensor.role == "vector" else 2)
+        for weight in model_encoders
     )
 
 

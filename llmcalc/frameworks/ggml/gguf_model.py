@@ -318,8 +318,7 @@ class GgufModel:
         ]
         weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
         return tuple(
-            GgufTensor(_gguf_name(mtp_weight), tensor_bytes, mtp_weight.layer)
-            for mtp_weight, tensor_bytes in weight_sizes
+            GgufTensor(_gguf_name(weight), tensor_bytes, weight.layer) for weight, tensor_bytes in weight_sizes
         )
 
     @property
@@ -414,9 +413,7 @@ def _layer_shape(layer: Place) -> LayerShape:
                 layer_shape.width = int(layer_op.n_out)
             layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if layer_shape.experts:
-        layer_shape.is_gated |= any(
-            tree_node.node.name == "gate_proj" and tree_node.kind == "experts" for tree_node in layer.walk()
-        )
+        layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
     if layer_shape.latent is not None:
         layer_shape.latent = layer_shape.latent._replace(query_rank=query_rank)
         layer_shape.key_width, layer_shape.value_width = layer_shape.latent.rank + layer_shape.latent.rope, 0

@@ -86,9 +86,7 @@ def free_margins(server: GgmlServer) -> list[int]:
 
 def _keeps_margins(fitted_server: FittedServer, byte_limits: list[int]) -> bool:
     used_bytes_by_device = [fitted_server.buffers.bytes_on(device) for device in fitted_server.server.devices]
-    return all(
-        used_bytes <= byte_limit for used_bytes, byte_limit in zip(used_bytes_by_device, byte_limits, strict=True)
-    )
+    return all(used_bytes <= limit for used_bytes, limit in zip(used_bytes_by_device, byte_limits, strict=True))
 
 
 def _used_bytes(fitted_server: FittedServer) -> int:
@@ -206,9 +204,7 @@ class _LayerFit:
             return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_layers), *layers_by_gpu[gpu_number + 1 :]]
 
         return with_layer_count(
-            largest_number(
-                most_layers, lambda layer_count: self.keeps_margins(with_layer_count(layer_count), gpu_number)
-            )
+            largest_number(most_layers, lambda count: self.keeps_margins(with_layer_count(count), gpu_number))
         )
 
     def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:

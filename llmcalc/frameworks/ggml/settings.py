@@ -49,11 +49,7 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (
-                    version_rules.start
-                    for version_rules in self.engine_record.versions
-                    if version_rules.outputs == "sequences"
-                ),
+                (rules.start for rules in self.engine_record.versions if rules.outputs == "sequences"),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
@@ -103,11 +99,7 @@ class GgmlSettings(EngineServer):
             parsed_shares = tuple(float(share_text[:20]) for share_text in str(share_list).replace("/", ",").split(","))
         except ValueError:
             parsed_shares = ()
-        if (
-            not parsed_shares
-            or not all(0 <= device_share <= 10**9 for device_share in parsed_shares)
-            or not sum(parsed_shares)
-        ):
+        if not parsed_shares or not all(0 <= share <= 10**9 for share in parsed_shares) or not sum(parsed_shares):
             raise InputError("--tensor-split: expected shares with commas, such as 3,1")
         return parsed_shares
 

@@ -220,8 +220,7 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         key_cache, value_cache = (
-            Tensor(cache_size, operation_name="cache", device=cache_device)
-            for cache_size in settings.layer_cache(layer)
+            Tensor(size, operation_name="cache", device=cache_device) for size in settings.layer_cache(layer)
         )
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1

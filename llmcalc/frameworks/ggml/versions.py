@@ -46,9 +46,7 @@ class GgmlRules(VersionRules):
     @property
     def graph_rules(self) -> GraphRules:
         """The version's rules for compute graphs."""
-        shared_fields = [
-            rule_field.name for rule_field in fields(GraphRules) if rule_field.name in type(self).model_fields
-        ]
+        shared_fields = [field.name for field in fields(GraphRules) if field.name in type(self).model_fields]
         return GraphRules(**{field_name: getattr(self, field_name) for field_name in shared_fields})
 
 

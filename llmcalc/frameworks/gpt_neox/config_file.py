@@ -76,10 +76,7 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, OFF)
         mixer = _mixer_kind(reader, arguments)
         reader.check_unknown()
-        tp, pp = (
-            max(1, integer_of(reader, size_name, arguments.get(size_name, 1), minimum=0))
-            for size_name in PARALLEL_SIZES
-        )
+        tp, pp = (max(1, integer_of(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
         spec = _model_of(reader, arguments, mixer, tp)
         run_settings = {
             "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
@@ -110,11 +107,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     config: DeepSpeed's config. parallel_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
-    sixteen_bit_formats = [
-        argument_name
-        for argument_name in ("fp16", "bf16")
-        if reader.table(config, argument_name).get("enabled") is True
-    ]
+    sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
     if not sixteen_bit_formats:
         reader.unknown["precision"] = (
             "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
@@ -149,11 +142,7 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {
-        argument_name: argument_value
-        for argument_name, argument_value in arguments.items()
-        if argument_name in DEEPSPEED
-    }
+    config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:

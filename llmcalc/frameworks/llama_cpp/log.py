@@ -115,9 +115,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if not memory_terms:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(term_name, log_values.byte_sizes(term_name)[-1])
-            for term_name in buffer_names
-            if term_name in log_values
+            LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
         )
     if is_ollama:
         memory_terms = tuple(_with_encoder(memory_term, log_values) for memory_term in memory_terms)
@@ -132,13 +130,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         return None
     failed_buffer = ""
     if is_out_of_memory:
-        failed_buffer = next(
-            (buffer_name for buffer_name, line_hints in FAILURES.items() if log_text.lines_with(*line_hints)), ""
-        )
+        failed_buffer = next((name for name, hints in FAILURES.items() if log_text.lines_with(*hints)), "")
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    cache_formats = {
-        PLAIN_FORMATS.get(log_values.last_text(term_name), "") for term_name in ("key_format", "value_format")
-    }
+    cache_formats = {PLAIN_FORMATS.get(log_values.last_text(name), "") for name in ("key_format", "value_format")}
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -247,9 +241,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {
-                buffer_key: buffer_bytes
-                for buffer_key, buffer_bytes in bytes_by_buffer.items()
-                if buffer_key[0] == "model_buffer"
+                key: buffer_bytes for key, buffer_bytes in bytes_by_buffer.items() if key[0] == "model_buffer"
             }
         if "buffer size" not in log_line:
             continue
@@ -262,8 +254,7 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
             buffer_match["device"],
         )
         buffer_bytes = parse_bytes(buffer_match["size"])
-        is_added = (
-            buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
-        )  # full layers, layers with a window, and recurrent states
+        # full layers, layers with a window, and recurrent states
+        is_added = buffer_key[0] == "kv_buffer" and buffer_key in bytes_by_buffer
         bytes_by_buffer[buffer_key] = bytes_by_buffer[buffer_key] + buffer_bytes if is_added else buffer_bytes
     return bytes_by_buffer

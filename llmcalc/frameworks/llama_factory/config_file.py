@@ -127,9 +127,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             config,
             {argument: f"{method_name}: not modelled" for argument, method_name in REFUSED.items() if method_name},
         )
-        if config.get("do_train") is not True and any(
-            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
-        ):
+        if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
             raise reader.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
         training_stage = str(reader.value(config, "stage", "sft"))[:20]
         if training_stage not in STAGES:

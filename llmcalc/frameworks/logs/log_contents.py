@@ -139,9 +139,7 @@ class LogValues:
 
     def stated_numbers(self, *group_names: str) -> dict[str, str]:
         """Returns regex group → matched number as text, without commas."""
-        return {
-            group_name: self.last_text(group_name).replace(",", "") for group_name in group_names if group_name in self
-        }
+        return {name: self.last_text(name).replace(",", "") for name in group_names if name in self}
 
     def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
@@ -153,9 +151,7 @@ class LogValues:
 
     def largest_terms(self, *group_names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
-        return [
-            LogTerm(group_name, max(self.byte_sizes(group_name))) for group_name in group_names if group_name in self
-        ]
+        return [LogTerm(name, max(self.byte_sizes(name))) for name in group_names if name in self]
 
     def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
@@ -194,9 +190,7 @@ def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
         origin_remark = (
             f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
         )
-    return {
-        name: group_size for name, group_size in sizes_by_group.items() if group_size > 1
-    }, origin_remark if group_names else ""
+    return {name: size for name, size in sizes_by_group.items() if size > 1}, origin_remark if group_names else ""
 
 
 _PAIR = re.compile(

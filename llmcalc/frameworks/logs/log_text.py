@@ -43,9 +43,7 @@ class LogText:
 
     def lines_with(self, *line_hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
-        line_offsets = {
-            (line_start, line_end) for line_hint in line_hints for line_start, _, line_end in self.line_spans(line_hint)
-        }
+        line_offsets = {(start, end) for hint in line_hints for start, _, end in self.line_spans(hint)}
         return [self.text[line_start:line_end] for line_start, line_end in sorted(line_offsets)]
 
 

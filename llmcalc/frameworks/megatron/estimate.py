@@ -31,11 +31,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
     included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
     return PeakEstimate(
-        memory_estimate.spec,
-        parameter_bytes,
-        partial(measure_passes, memory_estimate),
-        included_parts,
-        context_bytes,
+        memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
 
 
@@ -74,9 +70,7 @@ class StageRun:
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
         self.chunk = stage_chunk = next(
-            model_chunk
-            for model_chunk in rank_run.chunks
-            if model_chunk.stage is None or model_chunk.stage.chunk == pipeline_stage.chunk
+            chunk for chunk in rank_run.chunks if chunk.stage is None or chunk.stage.chunk == pipeline_stage.chunk
         )
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()

@@ -161,9 +161,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        environment.update(
-            (str(env_name), _environment_text(env_text)) for env_name, env_text in variables_table.items()
-        )
+        environment.update((str(name), _environment_text(text)) for name, text in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -202,8 +200,7 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
         raise reader.wrong(
             "--devices",
             f"{world_size} cannot hold the groups of tensor, pipeline, context and expert parallelism; expected "
-            "--devices "
-            f"{fewest_devices}, or a multiple of it",
+            f"--devices {fewest_devices}, or a multiple of it",
         )
     settings = replace(settings, world_size=world_size)
     settings.check()
@@ -426,9 +423,7 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
     return (
         None
-        if not parsed_values
-        or any(parsed_value is None for parsed_value in parsed_values)
-        or len(parsed_values) > 20_000
+        if not parsed_values or any(value is None for value in parsed_values) or len(parsed_values) > 20_000
         else tuple(parsed_values)
     )
 

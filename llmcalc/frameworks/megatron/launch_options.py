@@ -104,14 +104,10 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
             options_text = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
             raise InputError(
                 f"{option(option_name)}: {name_in_errors} runs Megatron-LM, where it is no option; expected one of "
-                f"{options_text}, or "
-                "a change of the file"
+                f"{options_text}, or a change of the file"
             )
     layout = launched_run.layout
-    parallel_sizes = {
-        argument_name: options.get(argument_name, getattr(layout, argument_name))
-        for argument_name in ("tp", "pp", "cp")
-    }
+    parallel_sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
     replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
         batch = options.get("batch", launched_run.settings.get("batch", 1))

@@ -24,8 +24,7 @@ def read_accelerate(
     reader.refuse_groups(config)
     section_name = "megatron_lm_config"
     plugin_options = {
-        str(plugin_key).removeprefix("megatron_lm_"): plugin_value
-        for plugin_key, plugin_value in reader.table(config, section_name).items()
+        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section_name).items()
     }
     unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name, "no key that is known")
 

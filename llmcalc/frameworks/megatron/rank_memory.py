@@ -153,10 +153,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
             pass_traces, chunk_records = recorded_chunks
             layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
-                pass_traces,
-                layers_before,
-                [model_chunk.parameters for model_chunk in chunk_records],
-                by_previous_pass,
+                pass_traces, layers_before, [model_chunk.parameters for model_chunk in chunk_records], by_previous_pass
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
@@ -165,10 +162,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces,
-        layers_before,
-        [model_chunk.parameters for model_chunk in rank_run.chunks],
-        by_previous_pass,
+        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], by_previous_pass
     )
 
 
@@ -194,11 +188,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
     replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
-    replay_result.peaks = {
-        module_path: module_peak
-        for module_path, module_peak in memory_meter.peaks.items()
-        if module_path.phase in PHASES
-    }
+    replay_result.peaks = {path: peak for path, peak in memory_meter.peaks.items() if path.phase in PHASES}
     replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 

@@ -264,10 +264,8 @@ class RankRun:
                     self.persistent_storages.append(self.storage(gradient_bytes * gradient_buffer.size, "gradients"))
             if is_distributed:  # trained weights move to the buffer
                 frozen_parameters = [
-                    weight_storage
-                    for parameter, weight_storage in zip(
-                        model_chunk.parameters, weights_by_chunk[chunk_index], strict=True
-                    )
+                    storage
+                    for parameter, storage in zip(model_chunk.parameters, weights_by_chunk[chunk_index], strict=True)
                     if not parameter.is_trained
                 ]
                 weights_by_chunk[chunk_index].reverse()

@@ -86,9 +86,7 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces(
-                {storage_number for tensor_name in allocated_before for storage_number in self.storages[tensor_name]}
-            )
+            return self.passes.traces({number for name in allocated_before for number in self.storages[name]})
         except NotRepeatingError:
             return None
 
@@ -98,8 +96,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
-        (chunk_number, *pass_key): release_steps
-        for (_, *pass_key), release_steps in pass_trace.releases_of_other_passes.items()
+        (chunk_number, *key): steps for (_, *key), steps in pass_trace.releases_of_other_passes.items()
     }
     return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
@@ -240,8 +237,7 @@ def _record_chunk(
         shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
         recorded_passes = RecordedPasses(*shortened_passes.extended_passes())
         storages = {
-            name: tuple(map(shortened_passes.storage_in_full_pass, short_numbers))
-            for name, short_numbers in storages.items()
+            name: tuple(map(shortened_passes.storage_in_full_pass, numbers)) for name, numbers in storages.items()
         }
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
@@ -261,9 +257,7 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     forward_events = (
-        memory_event
-        for recorded_pass in forward_passes
-        for memory_event in memory_events[recorded_pass.start : recorded_pass.end]
+        event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
     )
     return {
         storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
@@ -272,11 +266,7 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    chunks_with_gather_buffer = [
-        model_chunk for model_chunk in recorded_chunks if GATHER_BUFFER in model_chunk.in_forward
-    ]
-    chunks_with_gather_buffer += [
-        model_chunk for model_chunk in reversed(recorded_chunks) if GATHER_BUFFER in model_chunk.names
-    ]
+    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.in_forward]
+    chunks_with_gather_buffer += [chunk for chunk in reversed(recorded_chunks) if GATHER_BUFFER in chunk.names]
     buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

@@ -286,8 +286,7 @@ class MegatronSettings(MegatronArguments):
         """
         if self.pipeline_model_parallel_layout is not None:
             return tuple(
-                stage_letters.count("t")
-                for stage_letters in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
+                letters.count("t") for letters in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
             )
         if self.hybrid_layer_pattern is not None and len(self.pattern_segments) > 1:
             return tuple(map(len, self.pattern_segments))

@@ -170,9 +170,8 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
     sequence_part_count = 2 * layout.cp
     if layout.cp > 1 and memory_estimate.states.workload.seq % sequence_part_count:
         raise InputError(
-            f"--seq {memory_estimate.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected "
-            "a multiple "
-            f"of {sequence_part_count}"
+            f"--seq {memory_estimate.states.workload.seq}: each rank of --cp {layout.cp} has 2 parts of it; expected a "
+            f"multiple of {sequence_part_count}"
         )
     if layout.zero > 1:
         raise InputError(f"--zero {layout.zero}: Megatron's distributed optimizer is stage 1; expected 1")
@@ -222,9 +221,7 @@ def _adapters_of(memory_estimate: Memory, layout: Layout, weight_format: str) ->
     if adapters.library == "megatron-bridge" and adapters.rank % layout.tp:
         raise ImpossibleLayout(f"--tp {layout.tp}: does not divide --lora-rank {adapters.rank}; expected a divisor")
     expert_tp = layout.expert_tp if routed_experts(memory_estimate.spec) else 1
-    adapts_experts = any(
-        program_step.verb == "experts" and program_step.name in adapters.targets for program_step in program_steps
-    )
+    adapts_experts = any(step.verb == "experts" and step.name in adapters.targets for step in program_steps)
     if adapts_experts and expert_tp > 1:
         raise ImpossibleLayout(f"--etp {expert_tp}: not modelled with adapters of experts; expected --etp 1")
     return ParallelAdapters(adapters.library, adapters.rank, adapters.targets, bool(options.lora_dropout))

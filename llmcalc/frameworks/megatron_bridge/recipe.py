@@ -136,15 +136,12 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     if is_unresolved(typed_recipe):
         raise InputError(f"{source_file.where}: line {command_line.line}: --recipe: {unresolved_reason(typed_recipe)}")
     override_words = [
-        command_word
-        for command_word in command_words
-        if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", command_word)
+        word for word in command_words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)
     ]
     typed_text = printable(" ".join([typed_recipe, *dict.fromkeys(override_words)]), 600)
     raise InputError(
         f"{source_file.where}: line {command_line.line} runs the recipe {typed_recipe[:60]}, whose settings are in "
-        "Megatron-Bridge's "
-        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
+        f"Megatron-Bridge's own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed_text}'"
     )
 
 
@@ -164,9 +161,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             raise reader.wrong(
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
-        config |= {
-            config_key: plain_value(override) for config_key, override in overrides_of(source_file.arguments).items()
-        }
+        config |= {key: plain_value(override) for key, override in overrides_of(source_file.arguments).items()}
         return _read_configuration(reader, config, recipe_name)
 
 
@@ -282,8 +277,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{parallel_kind}_parallel_size", 1)
-        for parallel_kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
@@ -303,8 +297,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
-            for section_name in ("ddp", "optimizer")
+            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
         ),
         batch=batch,
         seq=config_size(_length_key(reader, config), 4096),
@@ -416,9 +409,7 @@ def _optimizer_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the optimizer settings: number formats of the states."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
-    state_formats = {
-        _number_format(config.get(f"optimizer.exp_avg{state_suffix}_dtype")) for state_suffix in ("", "_sq")
-    }
+    state_formats = {_number_format(config.get(f"optimizer.exp_avg{suffix}_dtype")) for suffix in ("", "_sq")}
     if len(state_formats) > 1:
         reader.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats.pop()}

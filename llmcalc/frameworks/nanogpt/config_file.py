@@ -63,9 +63,7 @@ def is_python(file_text: str) -> bool:
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
-    typed_keys = [
-        key_match[1] for command_word in command_line.words if (key_match := re.match(r"--(\w+)=", command_word))
-    ]
+    typed_keys = [key_match[1] for word in command_line.words if (key_match := re.match(r"--(\w+)=", word))]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
     has_keys = any(key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys)
     return (
@@ -114,9 +112,7 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
 
 
 def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch:
-    known_values = {
-        argument_name: known_value for argument_name, known_value in file_values.items() if argument_name in DEFAULTS
-    }
+    known_values = {name: known_value for name, known_value in file_values.items() if name in DEFAULTS}
     for argument_name, known_value in known_values.items():
         if isinstance(known_value, UnknownValue):
             raise reader.wrong(
@@ -167,8 +163,7 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         has_bias, vocabulary_size = True, EXACT
     else:
         layers, heads, hidden_size = (
-            integer_of(reader, argument_name, run_values[argument_name])
-            for argument_name in ("n_layer", "n_head", "n_embd")
+            integer_of(reader, name, run_values[name]) for name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = run_values["bias"] is True, VOCABULARIES.get(str(run_values["dataset"]), PADDED)
     config = {"model_type": "nanogpt", "n_layer": layers, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}

@@ -143,9 +143,7 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
             raise reader.wrong("grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}")
         flat_values = _flat_values(reader, merged_config)
         policy_table = {
-            config_key.removeprefix("policy."): config_value
-            for config_key, config_value in flat_values.items()
-            if config_key.startswith("policy.")
+            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
         }
         _check_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
@@ -217,9 +215,7 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:
                 break
-            flat_value = REFERENCE.sub(
-                lambda reference_match: str(flat_config.get(reference_match[1], reference_match[0])), flat_value
-            )
+            flat_value = REFERENCE.sub(lambda match: str(flat_config.get(match[1], match[0])), flat_value)
             flat_value = PRODUCT.sub(lambda product: str(int(product[1]) * int(product[2])), flat_value)
         flat_config[flat_key] = flat_value
     return flat_config

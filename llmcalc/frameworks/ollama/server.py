@@ -131,9 +131,8 @@ def check_model(preset: Preset, version: EngineVersion) -> None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
     elif not ranges_at([own_classes], parse_version(version.version)):
         raise InputError(
-            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); "
-            f"expected --engine ollama==VERSION with a version from {own_classes.start} on and before "
-            f"{own_classes.to}"
+            f"Ollama {version.version} has no architecture for {class_name} ({own_classes.source}); expected --engine "
+            f"ollama==VERSION with a version from {own_classes.start} on and before {own_classes.to}"
         )
 
 
@@ -158,11 +157,7 @@ class OllamaServer:
     def number_of_gpus(self) -> int:
         """The number of GPUs that Ollama uses."""
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return (
-            1
-            if visible_devices is None
-            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
-        )
+        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
 
     @cached_property
     def num_ctx(self) -> int:
@@ -171,9 +166,7 @@ class OllamaServer:
         if not chosen_length:
             total_bytes = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
             chosen_length = next(
-                memory_default.context
-                for memory_default in read_record().contexts
-                if memory_default.at_least_gib <= max(total_bytes, 0)
+                default.context for default in read_record().contexts if default.at_least_gib <= max(total_bytes, 0)
             )
         trained_length = self.model.trained_context
         return min(int(chosen_length), trained_length) if trained_length else int(chosen_length)

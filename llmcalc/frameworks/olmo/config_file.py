@@ -86,9 +86,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
-    hidden_size, layers = (
-        integer_of(reader, f"model.{size_key}", model.get(size_key)) for size_key in ("d_model", "n_layers")
-    )
+    hidden_size, layers = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.integer(model, "n_heads", 12)
     activation_name = str(reader.value(model, "activation_type", "swiglu"))
     if activation_name not in ("swiglu", "gelu", "relu"):

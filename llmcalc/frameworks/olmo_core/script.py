@@ -82,17 +82,11 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.where)
         variables = dict(_number_assignments(syntax_tree.body, {}))
-        sequence_length = next(
-            (variables[variable_name] for variable_name in LENGTH_CONSTANTS if variable_name in variables), None
-        )
+        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
         variables |= dict.fromkeys(LENGTHS, sequence_length)
-        for function_node in (
-            syntax_node for syntax_node in syntax_tree.body if isinstance(syntax_node, ast.FunctionDef)
-        ):
+        for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
-                variable_name: value
-                for variable_name, value in _number_assignments(function_node.body, variables)
-                if variable_name not in LENGTHS
+                name: value for name, value in _number_assignments(function_node.body, variables) if name not in LENGTHS
             }
         call_nodes = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)]
         reader.notes.append("overrides behind the script's name are not read")
@@ -114,9 +108,7 @@ def _number_assignments(statements: list[ast.stmt], outer_values: Mapping[str, A
 def _model_changes(syntax_tree: ast.Module) -> dict[str, str]:
     """Returns attribute → source text, for each attribute of the model config that the script assigns."""
     statements = [
-        syntax_node
-        for syntax_node in ast.walk(syntax_tree)
-        if isinstance(syntax_node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
     ]
     target_nodes = [
         (statement.targets[0] if isinstance(statement, ast.Assign) else statement.target, statement.value)
@@ -149,11 +141,10 @@ def _argument_values(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, 
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {keyword.arg: (keyword.value, value_of(keyword.value, variables)) for keyword in call.keywords}
     return {
-        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
-        or argument_value.text
-        if isinstance(argument_value, UnknownValue)
-        else argument_value
-        for argument_name, (value_node, argument_value) in argument_values.items()
+        str(name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
+        if isinstance(value, UnknownValue)
+        else value
+        for name, (value_node, value) in argument_values.items()
     }
 
 
@@ -166,11 +157,7 @@ def _model_of(
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None and the model's name if the model is not in `MODELS` or is changed."""
     model_name = next(
-        (
-            dotted_name_of(call_node.func)
-            for call_node in call_nodes
-            if dotted_name_of(call_node.func).startswith(MODEL)
-        ),
+        (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL)),
         "",
     )
     preset = MODELS.get(model_name.rpartition(".")[2])

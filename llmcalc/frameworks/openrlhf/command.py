@@ -99,14 +99,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if module_verb not in LOSSES:
             raise reader.wrong(f"line {command_line.line}: {module_verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {
-            _current_name(flag_name): argument_value
-            for flag_name, argument_value in arguments_of(command_line.words, source_file.where).items()
+            _current_name(name): value for name, value in arguments_of(command_line.words, source_file.where).items()
         }
-        known_names = frozenset(
-            argument_name
-            for argument_name in arguments
-            if argument_name.startswith(READ_SECTIONS) or "max_len" in argument_name
-        )
+        known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         plain_data = plain_arguments(arguments, reader, known_names)
         plain_data = {_current_name(argument): argument_value for argument, argument_value in plain_data.items()}
         model_id = model_name(arguments.get("actor.model_name_or_path"))

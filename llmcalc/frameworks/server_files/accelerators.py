@@ -68,17 +68,9 @@ def accelerator_of(accelerator_label: str) -> str:
             return machine_accelerator
     if "mig" in label_text:
         return ""
-    label_words = [
-        label_word
-        for label_word in re.split(r"[-_ /.,()]+", label_text)
-        if label_word and label_word not in _IGNORED_WORDS
-    ]
+    label_words = [word for word in re.split(r"[-_ /.,()]+", label_text) if word and word not in _IGNORED_WORDS]
     memory = next((label_word for label_word in label_words if _MEMORY.fullmatch(label_word)), "")
-    chip_words = [
-        label_word
-        for label_word in label_words
-        if label_word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", label_word)
-    ]
+    chip_words = [word for word in label_words if word != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", word)]
     for name_words in ([*chip_words, memory], label_words, chip_words, chip_words[:-1], chip_words[:2], chip_words[:1]):
         machine_accelerator = _accelerator_name("-".join(filter(None, name_words)), memory)
         if machine_accelerator:

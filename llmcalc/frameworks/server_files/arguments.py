@@ -60,14 +60,11 @@ def read_arguments(
     parsed_arguments = ParsedArguments()
     unknown_flags = parsed_arguments.unknown if allow_unknown else None
     ignored_arguments = [
-        command_word
-        for flag, command_word in pairwise(command_words)
-        if is_unset_variable(command_word) and not _takes_value(flag)
+        word for flag, word in pairwise(command_words) if is_unset_variable(word) and not _takes_value(flag)
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
-        f"{printable(ignored_name)} is not set and left out"
-        for ignored_name in dict.fromkeys(ignored_arguments[:MOST_NOTES])
+        f"{printable(name)} is not set and left out" for name in dict.fromkeys(ignored_arguments[:MOST_NOTES])
     ]
     try:
         positional_words, flag_values = split_arguments(
@@ -151,9 +148,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(
-            flag_match is not None and not flag_match.flag.is_idle for flag_match in named_flags
-        ):
+        if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
             return program.engine
     return ""
 

@@ -92,11 +92,9 @@ def _words_of_recipe(recipe_list: Any) -> list[str]:
     """Returns a recipe's arguments as words: the text `--max-model-len auto` becomes two words."""
     recipe_texts = _texts_of_list(recipe_list)
     return [
-        recipe_word
-        for recipe_text in recipe_texts
-        for recipe_word in (
-            recipe_text.split() if recipe_text.startswith("--") and "'" not in recipe_text else [recipe_text]
-        )
+        word
+        for text in recipe_texts
+        for word in (text.split() if text.startswith("--") and "'" not in text else [text])
     ]
 
 
@@ -129,9 +127,7 @@ def _ray_server(ray_config: Mapping[str, Any]) -> Container:
 
 def _chart_server(chart_values: Mapping[str, Any]) -> Container:
     switch_flags = {switch_key: True for switch_key in SWITCH_KEYS if chart_values.get(switch_key) is True}
-    image_name = ":".join(
-        str(chart_values[switch_key]) for switch_key in ("repository", "tag") if chart_values.get(switch_key)
-    )
+    image_name = ":".join(str(chart_values[key]) for key in ("repository", "tag") if chart_values.get(key))
     return _stack_server(
         chart_values, chart_values["modelURL"], switch_flags, image_name, chart_values.get("requestGPU")
     )
@@ -162,8 +158,7 @@ def _stack_server(
 def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
     keys_by_flag_name = {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", table_key.replace("LoRA", "Lora")).lower(): table_key
-        for table_key in values_by_key
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values_by_key
     }
     return words_of_arguments({flag: values_by_key[table_key] for flag, table_key in keys_by_flag_name.items()})
 
@@ -177,11 +172,7 @@ def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[st
 
 
 def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        str(variable_name): str(variable_value)
-        for variable_name, variable_value in environment_table.items()
-        if isinstance(variable_value, str | int | float)
-    }
+    return {str(name): str(value) for name, value in environment_table.items() if isinstance(value, str | int | float)}
 
 
 def _texts_of_list(list_value: Any) -> list[str]:

@@ -47,9 +47,7 @@ def servers_of_llama_swap(
         env_macros = {f"env.{variable_name}": variable_value for variable_name, variable_value in variables.items()}
         macro_values = {"PORT": PORT, **env_macros, **shared_macros, **_read_macros(model), "MODEL_ID": str(model_name)}
         command_text = _expand_macros(model["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
-        command_lines = [
-            command_line for command_line in command_text.split("\n") if not command_line.strip().startswith("#")
-        ]
+        command_lines = [line for line in command_text.split("\n") if not line.strip().startswith("#")]
         try:
             command_words = shlex.split(" ".join(command_line.rstrip("\\") for command_line in command_lines))
         except ValueError:

@@ -86,13 +86,11 @@ def servers_in_tables(
         ):
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
-        manifest_item
-        for yaml_document in yaml_documents
-        if isinstance(yaml_document, Mapping)
-        for manifest_item in (
-            yaml_document["items"] if isinstance(yaml_document.get("items"), list) else [yaml_document]
-        )
-        if isinstance(manifest_item, Mapping)
+        item
+        for document in yaml_documents
+        if isinstance(document, Mapping)
+        for item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        if isinstance(item, Mapping)
     ]
     serving_runtimes = {
         str(inner_table(manifest_item, "metadata").get("name")): manifest_item
@@ -220,10 +218,9 @@ def _skypilot_servers(
 def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     """Returns the alternative accelerators of a SkyPilot task as (name, number), from text such as `H100:8`."""
     if isinstance(accelerators, Mapping):
-        return [
-            (str(accelerator_name), count_text if type(count_text) is int else 1)
-            for accelerator_name, count_text in accelerators.items()
-        ][:20]
+        return [(str(name), count_text if type(count_text) is int else 1) for name, count_text in accelerators.items()][
+            :20
+        ]
     accelerator_texts = (
         accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
     )
@@ -387,9 +384,7 @@ def _short_location(key_path: str) -> str:
 def _environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {
-            str(variable_name): str(text) for variable_name, text in environment_value.items() if _is_plain_data(text)
-        }
+        return {str(name): str(text) for name, text in environment_value.items() if _is_plain_data(text)}
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and _is_plain_data(env_element.get("value")):

@@ -227,20 +227,12 @@ def server_start_of(
         server_start = _server_start_at_word(command_words, i, image)
         if server_start is not None:
             return server_start
-    launcher_matches = [
-        launcher_match for command_word in command_words if (launcher_match := WORKER_LAUNCHER.fullmatch(command_word))
-    ]
+    launcher_matches = [launcher_match for word in command_words if (launcher_match := WORKER_LAUNCHER.fullmatch(word))]
     if launcher_matches:
         server_program = program_named(launcher_matches[0][1])
-        model_words = (
-            command_word.partition("=")[2]
-            for command_word in command_words
-            if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
-        )
+        model_words = (word.partition("=")[2] for word in command_words if re.match(r"--[a-z]+\.model\.repo_id=", word))
         if server_program is not None:
-            return ServerStart(
-                server_program, tuple(launcher_match[2] for launcher_match in launcher_matches), next(model_words, "")
-            )
+            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(model_words, ""))
     server_program = program_of_image(image)
     if (
         server_program is not None
@@ -324,9 +316,7 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
 
 def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    server_program = next(
-        (server_program for server_program in PROGRAMS if python_module in server_program.modules), None
-    )
+    server_program = next((program for program in PROGRAMS if python_module in program.modules), None)
     if server_program is None:
         return None
     if arguments[:1] == ("serve",):

@@ -197,10 +197,7 @@ class _Evaluator:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         self._count_combined_items(keyword_values)
-        return {
-            argument_name: _with_unresolved_marks(argument_value)
-            for argument_name, argument_value in keyword_values.items()
-        }
+        return {name: _with_unresolved_marks(value) for name, value in keyword_values.items()}
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
@@ -215,15 +212,10 @@ class _Evaluator:
             }
         if isinstance(syntax_node, ast.List | ast.Tuple):
             return [
-                element_node
-                for text_node in syntax_node.elts[:MOST_WORDS]
-                for element_node in self._list_items(text_node, depth)
+                element_node for node in syntax_node.elts[:MOST_WORDS] for element_node in self._list_items(node, depth)
             ]
         if isinstance(syntax_node, ast.JoinedStr):
-            text_values = [
-                text_node.value if isinstance(text_node, ast.FormattedValue) else text_node
-                for text_node in syntax_node.values
-            ]
+            text_values = [node.value if isinstance(node, ast.FormattedValue) else node for node in syntax_node.values]
             return "".join(self._word(self.evaluate(text_node, depth + 1)) for text_node in text_values)
         if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
             return self._sum(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
@@ -347,16 +339,12 @@ def _extends_list(statement: ast.stmt) -> bool:
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without calls in nested statements."""
-    pending_nodes: list[ast.AST] = [
-        tree_node for tree_node in ast.iter_child_nodes(statement) if not isinstance(tree_node, ast.stmt)
-    ]
+    pending_nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
     while pending_nodes:
         tree_node = pending_nodes.pop()
         if isinstance(tree_node, ast.Call):
             yield tree_node
-        pending_nodes += [
-            child_node for child_node in ast.iter_child_nodes(tree_node) if not isinstance(child_node, ast.stmt)
-        ]
+        pending_nodes += [node for node in ast.iter_child_nodes(tree_node) if not isinstance(node, ast.stmt)]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

@@ -211,9 +211,7 @@ def _find_servers(file_text: str, typed_path: TypedLaunch, launch_folder: Path |
 def _yaml_documents(file_text: str, name_in_errors: str) -> list[str]:
     """Returns the documents of a YAML file, which are separated by lines of three hyphens."""
     yaml_documents = [
-        yaml_document
-        for yaml_document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE)
-        if yaml_document.strip()
+        document for document in re.split(r"^---(?:[ \t].*)?$", file_text, flags=re.MULTILINE) if document.strip()
     ]
     if len(yaml_documents) > MOST_DOCUMENTS:
         raise InputError(f"{name_in_errors}: {len(yaml_documents):,} documents; expected at most {MOST_DOCUMENTS}")
@@ -225,9 +223,7 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     env_path = None if launch_folder is None else launch_folder / ".env"
     if env_path is None or not env_path.is_file():
         return {}
-    env_assignments = (
-        env_line.strip().removeprefix("export ") for env_line in read_text(env_path, LARGEST).split("\n")
-    )
+    env_assignments = (line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST).split("\n"))
     names_and_values = (env_line.partition("=") for env_line in env_assignments if re.match(r"[A-Za-z_]\w*=", env_line))
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
 

@@ -76,9 +76,7 @@ class ServerFinder:
         started_engines: set[str] = set()
         daemon_servers: list[StartedServer] = []
         for command_line in shell_script.commands:
-            command_words = [
-                command_word for command_word in command_line.words if command_word not in ("&", "&&", "|", ";")
-            ]
+            command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
             if not command_words or command_words[0] in WITHOUT_PROGRAMS:
                 continue
             place_of_line = outer_container.place if outer_container.image else f"line {command_line.line}"
@@ -220,8 +218,4 @@ def engine_versions_in(file_text: str) -> Mapping[str, str]:
         program_of_tag, image_version = program_of_image(text_match[0]), version_of_image(text_match[0])
         if program_of_tag is not None and image_version:
             versions_by_engine.setdefault(program_of_tag.engine, set()).add(image_version)
-    return {
-        engine: engine_versions.pop()
-        for engine, engine_versions in versions_by_engine.items()
-        if len(engine_versions) == 1
-    }
+    return {engine: versions.pop() for engine, versions in versions_by_engine.items() if len(versions) == 1}

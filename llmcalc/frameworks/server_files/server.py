@@ -121,9 +121,7 @@ class LaunchedServer:
             "program": program_name,
             "version": engine_version,
             "model": self.target or None,
-            "filled_in": {
-                flag_name: json_value_of(default_value) for flag_name, default_value in default_flags.items()
-            },
+            "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
             "overridden": {
                 flag_name: {"file": json_value_of(value_override.file), "option": json_value_of(value_override.option)}
                 for flag_name, value_override in self.overridden.items()

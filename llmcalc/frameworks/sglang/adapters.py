@@ -42,11 +42,7 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
     target_words = str(target_names).translate(SEPARATORS).split()
-    unknown_targets = [
-        command_word
-        for command_word in target_words
-        if command_word not in MATRICES_BY_TARGET and command_word != "all"
-    ]
+    unknown_targets = [word for word in target_words if word not in MATRICES_BY_TARGET and word != "all"]
     if unknown_targets or not target_words:
         wrong_target = shown(unknown_targets[0] if unknown_targets else "")
         raise InputError(

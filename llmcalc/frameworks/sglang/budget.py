@@ -221,10 +221,8 @@ class SGLangServer(EngineServer):
         vision_config = self._vision_config
         if isinstance(vision_config, Mapping):
             depth_and_width = tuple(
-                vision_config.get(tower_name, vision_config.get(f"vt_{tower_name}", default_size))
-                for tower_name, default_size in zip(
-                    ("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True
-                )
+                vision_config.get(name, vision_config.get(f"vt_{name}", default_size))
+                for name, default_size in zip(("num_hidden_layers", "hidden_size"), REFERENCE_ENCODER, strict=True)
             )
             if all(isinstance(config_size, int) and 0 < config_size < 10**6 for config_size in depth_and_width):
                 return depth_and_width

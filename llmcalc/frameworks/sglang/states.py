@@ -108,9 +108,7 @@ def slot_bytes_of(rank: EngineRank, flags: Mapping[str, Any]) -> int:
     )
     format_name = str(flags.get("mamba_ssm_dtype") or rank.preset.state_dtype or "float32")
     format_ratios = {"recurrent_state": Fraction(DTYPE_BITS[format_name], 32)} if has_chosen_format else SAME_FORMATS
-    return sum(
-        state_cache.layers * state_cache.bytes for state_cache in rank.stored_states(format_ratios=format_ratios)
-    )
+    return sum(cache.layers * cache.bytes for cache in rank.stored_states(format_ratios=format_ratios))
 
 
 def _slots_of_request(rank: EngineRank, version_rules: SGLangRules, flags: Mapping[str, Any]) -> int:

@@ -78,9 +78,7 @@ class StageRun:
         set_up_bytes = self.meter.now
         self._run_micro_batch()
         gradients = [
-            (parameter_path, weight.grad, weight)
-            for parameter_path, weight in self.chunk.lowering.parameters
-            if weight.grad is not None
+            (path, weight.grad, weight) for path, weight in self.chunk.lowering.parameters if weight.grad is not None
         ]
         gradient_bytes = sum(gradient.bytes for _, gradient, _ in gradients)
         whole_gradients = [
@@ -134,8 +132,7 @@ class StageRun:
 
     def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
         forward_peaks, backward_peaks = (
-            PeakByPath(module_visits.peak_by_path()).plus_bytes(self._constant_bytes)
-            for module_visits in (forward, backward)
+            PeakByPath(visits.peak_by_path()).plus_bytes(self._constant_bytes) for visits in (forward, backward)
         )
         return MicroBatchBytes(saved_bytes, forward_peaks, backward_peaks, extra_gradients=self._extra_elements)
 

@@ -149,9 +149,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         launched_run = trainer_launch(reader, arguments, run_settings | precision)
         loaded_bytes = 2 if "dtype" in precision else 4
         if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
-            launched_run = replace(
-                launched_run, frozen=replace(launched_run.frozen, dtype="float32")
-            )  # gathered in 16 bits alone
+            # gathered in 16 bits alone
+            launched_run = replace(launched_run, frozen=replace(launched_run.frozen, dtype="float32"))
         if has_teacher and not is_grpo:
             return with_teacher(reader, config, launched_run, loaded_bytes)
         if not is_grpo:

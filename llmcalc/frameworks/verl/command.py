@@ -280,9 +280,8 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         hsdp_replicas=world_size // shard_degree,
         reshard=reader.flag(config, f"{fsdp_section}.reshard_after_forward", True),
     )
-    has_flat_params = (
-        fsdp_strategy == "fsdp" and "lora_rank" not in settings
-    )  # its policy wraps each adapter on its own
+    # its policy wraps each adapter on its own
+    has_flat_params = fsdp_strategy == "fsdp" and "lora_rank" not in settings
     number_formats = {
         argument_name: str(config.get(f"{fsdp_section}.mixed_precision.{argument_name}", default_format))
         for argument_name, default_format in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
@@ -322,10 +321,7 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         return reader.integer(config, f"{section_name}.{size_name}", default_size)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (
-        section_size(f"{argument_name}_parallel_size")
-        for argument_name in ("tensor_model", "pipeline_model", "context")
-    )
+    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
     batch, tokens = _micro_batch_shape(reader, config, cp)
     fusion = f"{override_section}.bias_activation_fusion"
     fused_model_types = MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED

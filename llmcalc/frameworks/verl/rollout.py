@@ -53,9 +53,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         sleeps=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded=frozenset(
-            offloaded_states
-            for argument_name, offloaded_states in OFFLOADED.items()
-            if reader.flag(config, f"{ACTOR}.{section_kind}.{argument_name}")
+            states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{section_kind}.{name}")
         ),
         reference=_reference_model(reader, config, layout, is_megatron),
         critic=_critic_location(reader, config, is_megatron),
@@ -147,8 +145,7 @@ def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> 
         return "none"
     section_name = "critic.megatron" if is_megatron else "critic.model.fsdp_config"
     offloads_to_host = all(
-        reader.flag(config, f"{section_name}.{argument_name}")
-        for argument_name in ("param_offload", "optimizer_offload")
+        reader.flag(config, f"{section_name}.{name}") for name in ("param_offload", "optimizer_offload")
     )
     reader.notes.append("the critic is counted as large as the actor")
     return "host" if offloads_to_host else "device"

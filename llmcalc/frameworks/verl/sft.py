@@ -129,9 +129,8 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
         reader.flag(config, f"model.fsdp_config.{argument_name}") for argument_name in ("cpu_offload", "offload_params")
     )
     layout = Layout(dp=world_size, zero=3 if world_size > 1 else 0)
-    has_flat_params = (
-        fsdp_strategy == "fsdp" and "lora_rank" not in settings
-    )  # its policy wraps each adapter on its own
+    # its policy wraps each adapter on its own
+    has_flat_params = fsdp_strategy == "fsdp" and "lora_rank" not in settings
     fsdp_settings = TitanSettings(
         reduced="float32",
         reduces_each=True,

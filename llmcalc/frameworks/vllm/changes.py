@@ -22,6 +22,7 @@ HIGHEST_UTILIZATION = 0.95
 TAKES_KEYS_FROM = (0, 9)
 """First version in which a key of a table is a flag's name with a dot (vLLM pull request 18208)."""
 
+
 def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields flag changes that may give a larger KV cache, the cheapest first, as (typed text, flag values)."""
     server_memory = memory(server)

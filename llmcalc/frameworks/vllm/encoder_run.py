@@ -260,9 +260,7 @@ def _apply_processor_limits(image_resizing: ImageRule, processor_settings: Mappi
             isinstance(pixel_limit, bool) or not isinstance(pixel_limit, int) or not 0 < pixel_limit < 10**10
         ):
             raise InputError(f"--mm-processor-kwargs: {limit_name}: {shown(pixel_limit)}; expected a number of pixels")
-    changed_limits = {
-        limit_name: pixel_limit for limit_name, pixel_limit in pixel_limits.items() if pixel_limit is not None
-    }
+    changed_limits = {name: limit for name, limit in pixel_limits.items() if limit is not None}
     if most_pixels is not None and min_pixels is None:
         changed_limits["min_pixels"] = min(image_resizing.min_pixels, most_pixels)
     return image_resizing.model_copy(update=changed_limits)

@@ -51,9 +51,7 @@ NO_SPECULATION = Speculation()
 
 def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     """Returns the speculative decoding of a server's flags. Raises `InputError` for unmodelled methods."""
-    values_by_key = {
-        config_key: flags[flag_field] for flag_field, config_key in KEYS_OF_FLAGS.items() if flag_field in flags
-    }
+    values_by_key = {key: flags[field] for field, key in KEYS_OF_FLAGS.items() if field in flags}
     speculative_config = {**flags.get("speculative_config", {}), **values_by_key}
     if not speculative_config:
         return NO_SPECULATION
@@ -82,9 +80,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
             f"{FLAG}: method {shown(drafting_method)}{'' if model is None else f' with {shown(model)}'} is not "
             f"modelled; expected mtp without a model, draft_model, {', '.join(STATE_METHODS)} with one, ngram or suffix"
         )
-    unmodelled_key = next(
-        (config_key for config_key in UNMODELLED_KEYS if speculative_config.get(config_key) is not None), None
-    )
+    unmodelled_key = next((key for key in UNMODELLED_KEYS if speculative_config.get(key) is not None), None)
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft_model = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")

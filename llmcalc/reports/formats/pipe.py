@@ -79,9 +79,7 @@ def _bar_length(table: Table, line_width: int) -> int:
     if not bar_parts:
         return 0
     width_for_bar = (
-        line_width
-        - len(INDENT)
-        - sum(len(GAP) + column_width for column_width in _column_widths(_cell_texts(table.without_bars())))
+        line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
     return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= width_for_bar), 0)
 
@@ -140,8 +138,7 @@ def line_count(table: Table, line_width: int) -> int:
 def _cell_texts(table: Table) -> list[list[str]]:
     """Returns the cells of the heading and of every row, as text."""
     row_texts = [
-        [cell_text(cell_column, cell) for cell_column, cell in zip(table.columns, row.cells, strict=True)]
-        for row in table.rows
+        [cell_text(column, cell) for column, cell in zip(table.columns, row.cells, strict=True)] for row in table.rows
     ]
     for row, row_cells in zip(table.rows, row_texts, strict=True):
         row_cells[0] = INDENT * row.depth + row_cells[0]

@@ -46,10 +46,7 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET
     csv_writer.writerow(
-        [
-            _escape_spreadsheet_formula(column_key)
-            for column_key in (column_keys if has_targets else [TARGET, *column_keys])
-        ]
+        [_escape_spreadsheet_formula(key) for key in (column_keys if has_targets else [TARGET, *column_keys])]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
@@ -92,24 +89,16 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     if leaves_only:
         table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
-        column_index
-        for row in table.rows
-        for column_index, cell in enumerate(row.cells)
-        if isinstance(_raw_value(cell), float)
+        index for row in table.rows for index, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
     }
     raw_rows = [
         {
-            column_key: float(raw_value)
-            if column_index in fractional_columns and isinstance(raw_value, int)
-            else raw_value
-            for column_index, (column_key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
+            key: float(raw_value) if column_index in fractional_columns and isinstance(raw_value, int) else raw_value
+            for column_index, (key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
         }
         for row_cells in _rows_with_parents(table)
     ]
-    cleaned_rows = [
-        {column_key: None if raw_value == "" else raw_value for column_key, raw_value in row.items()}
-        for row in raw_rows
-    ]
+    cleaned_rows = [{key: None if raw_value == "" else raw_value for key, raw_value in row.items()} for row in raw_rows]
     return cleaned_rows if column_keys[0] == TARGET else [{TARGET: table.target, **row} for row in cleaned_rows]
 
 
@@ -255,8 +244,7 @@ def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(
-        segment if segment_index % 2 else escape_markdown(segment)
-        for segment_index, segment in enumerate(note_segments)
+        segment if index % 2 else escape_markdown(segment) for index, segment in enumerate(note_segments)
     )
     block_marker = BLOCK.match(paragraph)
     return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

@@ -351,13 +351,11 @@ def _combined_bwd(
     dstates, _dda_chunk, chunk_states = _state_passing_bwd(aten, chunk_states, dstates, x.dtype)
     dx, _ddt, dd_from_x = _chunk_scan_gradients(aten, x, d, (batch, heads, chunk_count, chunk_size), dx)
     split_count = _split_count(x, chunk_count, group_count, accelerator)
-    dda_next = aten.new_tensor(
-        (batch, heads, chunk_count, chunk_size), FLOAT32
-    )  # _chunk_state_bwd_db, ssd_chunk_state.py:902
+    # _chunk_state_bwd_db, ssd_chunk_state.py:902
+    dda_next = aten.new_tensor((batch, heads, chunk_count, chunk_size), FLOAT32)
     _db = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
-    dda_prev = aten.new_tensor(
-        (batch, heads, chunk_count, chunk_size), FLOAT32
-    )  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
+    # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
+    dda_prev = aten.new_tensor((batch, heads, chunk_count, chunk_size), FLOAT32)
     _dc = _sum_workspace(aten, (batch, tokens, split_count, group_count, state_size), 2)
     _dcb = _sum_workspace(aten, (batch, chunk_count, split_count, group_count, chunk_size, chunk_size), 2)
     _dda_before = aten.like(aten.like(aten.like(dda_prev)))  # flip, cumsum, flip

@@ -88,8 +88,7 @@ def read_gguf(path: Path) -> Checkpoint:
         if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
-                f"{MOST_TENSORS:,} and "
-                f"{MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
+                f"{MOST_TENSORS:,} and {MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
         array_counts = _ElementCount()

@@ -57,9 +57,8 @@ def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dic
         if isinstance(metadata_value, list):
             if len(set(map(str, metadata_value))) != 1:
                 raise InputError(
-                    f"{architecture}.{metadata_key}: differs from layer to layer, "
-                    "which is not read; expected the model's "
-                    "config.json or preset as TARGET"
+                    f"{architecture}.{metadata_key}: differs from layer to layer, which is not read; expected the "
+                    "model's config.json or preset as TARGET"
                 )
             metadata_value = metadata_value[0]
         if metadata_value is None:

@@ -66,14 +66,12 @@ def _read_header(path: Path, byte_limit: int) -> tuple[bytes, int]:
         if file_bytes < 10 or header_bytes < 2 or header_bytes > file_bytes - 8:
             raise InputError(
                 f"{path}: header length {header_bytes:,} in a file of {file_bytes:,} bytes; the file is truncated or "
-                "not a "
-                "safetensors checkpoint"
+                "not a safetensors checkpoint"
             )
         if header_bytes > byte_limit:
             raise InputError(
                 f"{path}: header length {header_bytes:,}; expected at most {LARGEST_HEADER:,} bytes in all headers of "
-                "a "
-                "checkpoint"
+                "a checkpoint"
             )
         return file.read(header_bytes) or b"", file_bytes - 8 - header_bytes
 
@@ -182,10 +180,7 @@ def _parse_tensor(
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _invalid_entry_error(tensor_name, error_location) from None
     if (
-        any(
-            type(axis_length) is not int or not 0 <= axis_length <= 2**48
-            for axis_length in (*shape, data_start, data_end)
-        )
+        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
         or len(shape) > 16
     ):
         raise InputError(f"{error_location}: {tensor_name[:80]}: a shape or offset is not a valid size")

@@ -125,9 +125,7 @@ class Config:
         missing_error = self.error(
             self._name_in_config(field_names), "missing", f"a field that every {self.model_type} config has"
         )
-        suggested_name = similar_name(
-            field_names[0], [field_name for field_name in self.data if field_name not in self.fields_read]
-        )
+        suggested_name = similar_name(field_names[0], [name for name in self.data if name not in self.fields_read])
         raise InputError(f"{missing_error} (the config has '{suggested_name}')") if suggested_name else missing_error
 
     def has(self, field_name: str) -> bool:
@@ -156,14 +154,8 @@ class Config:
         present_names = [field_name for field_name in field_names if field_name in self.data]
         if len(present_names) < 2:
             return present_names[0] if present_names else None
-        foreign_names = {
-            field_name
-            for field_name in present_names
-            if field_name not in self.defaults and self.data[field_name] is not None
-        }
-        return next(
-            (field_name for field_name in reversed([*self.data]) if field_name in foreign_names), present_names[0]
-        )
+        foreign_names = {name for name in present_names if name not in self.defaults and self.data[name] is not None}
+        return next((name for name in reversed([*self.data]) if name in foreign_names), present_names[0])
 
     def _name_in_config(self, field_names: tuple[str, ...]) -> str:
         """Returns the alias that the config has for the field, or the usual name."""
@@ -242,9 +234,7 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_accepted_value(field_value: Any) -> bool:
-            return isinstance(field_value, list | tuple) and all(
-                isinstance(list_element, str) for list_element in field_value
-            )
+            return isinstance(field_value, list | tuple) and all(isinstance(element, str) for element in field_value)
 
         return list(self._checked(field_names, is_accepted_value, "a list of texts"))
 
@@ -300,9 +290,7 @@ class Config:
         """
         parent_config = parent_config or self
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
-        known_fields |= {
-            usual_name for usual_name, field_alias in self.aliases.items() if field_alias in known_fields
-        } - self.unread_aliases
+        known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
         layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
         parent_config.unknown += [
             UnknownField(

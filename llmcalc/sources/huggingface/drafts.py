@@ -178,9 +178,8 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
     else:
         return
     raise InputError(
-        f"{reason_text} of a draft model whose layers are not supported; expected the config of a draft with layers "
-        "of Llama "
-        "or Qwen3, or of a whole model"
+        f"{reason_text} of a draft model whose layers are not supported; expected the config of a draft with layers of "
+        "Llama or Qwen3, or of a whole model"
     )
 
 
@@ -201,8 +200,7 @@ def _require_described_draft(config: Mapping[str, Any], class_name: str) -> None
         expected_text = "the config of its target, whose multi-token-prediction modules --with-mtp counts"
     raise InputError(
         f"{reason_text} a draft model for speculative decoding, which reads the hidden states of its target model and "
-        "is not "
-        f"supported; expected {expected_text}"
+        f"is not supported; expected {expected_text}"
     )
 
 

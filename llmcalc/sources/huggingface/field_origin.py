@@ -71,8 +71,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         if family.read_model is None:
             return ""
         tracked_config = {
-            field_name: field_value if field_name in IRRELEVANT else _tracked_value(field_value, field_name)
-            for field_name, field_value in text_config.items()
+            name: value if name in IRRELEVANT else _tracked_value(value, name) for name, value in text_config.items()
         }
         model_fields = family.read_model(
             typed_config(tracked_config, model_type, family, head_kind_of_config(config), path_prefix)
@@ -81,9 +80,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
-    origin_fields = {
-        field for tracked_number in _tracked_numbers(model_fields, named_fields) for field in tracked_number.fields
-    }
+    origin_fields = {field for number in _tracked_numbers(model_fields, named_fields) for field in number.fields}
     config_paths = [
         path
         for path in _field_paths(text_config)

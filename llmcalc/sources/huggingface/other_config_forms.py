@@ -126,8 +126,7 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
         if program_fields <= argument_names:
             raise InputError(
                 f"{', '.join(sorted(program_fields))}: fields of {program_name}; expected the config.json of the "
-                "model, or "
-                "a description in TOML, whose fields llmcalc schema lists"
+                "model, or a description in TOML, whose fields llmcalc schema lists"
             )
     if "model_type" in argument_names or "architectures" in argument_names:
         return model_args, []
@@ -214,9 +213,7 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if model_args.get("head_dim") is not None:
         config["head_dim"] = _positive_size(model_args, "head_dim")
     stated_multipliers = {
-        field_name: model_args[field]
-        for field_name, field in multiplier_fields.items()
-        if model_args.get(field) is not None
+        name: model_args[field] for name, field in multiplier_fields.items() if model_args.get(field) is not None
     }
     signs_of_types = {
         "qwen2": has_bias,
@@ -295,9 +292,7 @@ def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     }
     names_by_field = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
     return config | {
-        field_name: model_args[field]
-        for field_name, field in names_by_field.items()
-        if model_args.get(field) is not None
+        name: model_args[field] for name, field in names_by_field.items() if model_args.get(field) is not None
     }
 
 
@@ -426,11 +421,7 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the fields of the model's original config, without the engine's settings."""
-    model_config = {
-        field_name: field_value
-        for field_name, field_value in model_args["model_config"].items()
-        if field_name not in MLC
-    }
+    model_config = {name: value for name, value in model_args["model_config"].items() if name not in MLC}
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
     model_config |= {

@@ -136,9 +136,7 @@ def typed_config(
 
 def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next(
-        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
-    )
+    return next((model_type for model_type, names in library_class_names().items() if class_name in names), "")
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
@@ -181,11 +179,7 @@ def family_files() -> list[str]:
 
     families_folder = Path(__file__).with_name("families")
     folder_names = (family_module.name for family_module in iter_modules([str(families_folder)]))
-    return [
-        f"{folder_name}.{family_module.name}"
-        for folder_name in folder_names
-        for family_module in iter_modules([str(families_folder / folder_name)])
-    ]
+    return [f"{name}.{module.name}" for name in folder_names for module in iter_modules([str(families_folder / name)])]
 
 
 @cache
@@ -305,9 +299,7 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)
-    types_of_class = [
-        model_type for model_type, class_names in library_class_names().items() if class_name in class_names
-    ]
+    types_of_class = [model_type for model_type, names in library_class_names().items() if class_name in names]
     if types_of_class:
         return f"its class is named as that of {types_of_class[0]}: with that model_type it is read as one"
     undescribed_part = UNDESCRIBED_PARTS.get(config["model_type"].lower())

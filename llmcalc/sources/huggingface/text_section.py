@@ -32,31 +32,18 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
         return config, []
     if any(size_field in config for size_field in SIZES):
         return config, []
-    section_names = [
-        section_name
-        for section_name, config_section in config.items()
-        if isinstance(config_section, dict) and section_name.endswith("_config")
-    ]
-    nested_sections = [
-        section_name
-        for section_name in section_names
-        if isinstance(config[section_name].get(family.text_section), dict)
-    ]
+    section_names = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
+    nested_sections = [name for name in section_names if isinstance(config[name].get(family.text_section), dict)]
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
         unwrapped_config = {
             **config[nested_sections[0]],
-            **{
-                section_name: section_value
-                for section_name, section_value in config.items()
-                if section_name != nested_sections[0]
-            },
+            **{name: value for name, value in config.items() if name != nested_sections[0]},
         }
         return unwrapped_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
     other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
         renamed_config = {
-            family.text_section if section_name == other_sections[0] else section_name: section_value
-            for section_name, section_value in config.items()
+            family.text_section if name == other_sections[0] else name: value for name, value in config.items()
         }
         return renamed_config, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}

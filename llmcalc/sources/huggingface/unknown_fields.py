@@ -93,8 +93,7 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_de
         field_noun = "unknown field" if len(problem_texts) == 1 else "unknown fields"
         raise InputError(
             f"{', '.join(problem_texts)}: {field_noun} of a {model_type} config; expected the name corrected or the "
-            "field removed "
-            f"({ALLOW} ignores it)"
+            f"field removed ({ALLOW} ignores it)"
         )
 
 

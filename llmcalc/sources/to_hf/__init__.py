@@ -99,8 +99,7 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
     if not other_configs:
         return ""
     mismatches_of_class = [
-        (class_name, sorted(differences(spec_values, class_values), key=_is_in_tower))
-        for class_name, class_values in other_configs
+        (name, sorted(differences(spec_values, values), key=_is_in_tower)) for name, values in other_configs
     ]
     class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
@@ -195,9 +194,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {
-        field: getattr(spec.dropout, dropout_point) or 0.0 for dropout_point, field in family.dropout_fields.items()
-    }
+    dropout_fields = {field: getattr(spec.dropout, point) or 0.0 for point, field in family.dropout_fields.items()}
     return {
         field: probability
         for field, probability in dropout_fields.items()
@@ -236,9 +233,7 @@ def _value_of_field(family: Family, field: str, usual_name: str, config_values: 
     usual_name: the name of which the field's is the family's alias, or the field's own.
     """
     field_names = (usual_name, field, USUAL.get(usual_name, usual_name), USUAL.get(field, field))
-    field_writer = next(
-        (family.field_writers[field_name] for field_name in field_names if field_name in family.field_writers), None
-    )
+    field_writer = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(field_writer):
         return field_writer(config_values)
     for field_name in (field_writer, *field_names):

@@ -133,8 +133,7 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     }
     first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_index[layer_kind] if layer_kind in stack.shared_layers else layer
-        for layer, layer_kind in enumerate(layer_kinds)
+        first_index[kind] if kind in stack.shared_layers else layer for layer, kind in enumerate(layer_kinds)
     ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 

@@ -90,16 +90,12 @@ class ConfigValues:
     ) -> FoundPart:
         """Returns the first component of a class that meets the condition."""
         return require_present(
-            next(
-                (spec_part for spec_part in self.parts if isinstance(spec_part, cls) and matches_part(spec_part)), None
-            )
+            next((part for part in self.parts if isinstance(part, cls) and matches_part(part)), None)
         )
 
     def part_of_type(self, *part_types: str) -> Any:
         """Returns the first component whose `type` is among `part_types`."""
-        return require_present(
-            next((spec_part for spec_part in self.parts if getattr(spec_part, "type", None) in part_types), None)
-        )
+        return require_present(next((part for part in self.parts if getattr(part, "type", None) in part_types), None))
 
     @property
     def head(self) -> Any:

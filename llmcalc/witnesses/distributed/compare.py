@@ -48,9 +48,8 @@ def build_job(
         )
     training_job.require_supported()
     process_count = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
-    total_bytes = (
-        DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
-    )  # every process starts with all weights
+    # every process starts with all weights
+    total_bytes = DTYPE_BITS[DTYPE] // 8 * spec.tree().total(total_params_of) * process_count
     if total_bytes <= LARGEST_REAL:
         total_bytes = max(total_bytes, process_count * max(simulate_rank(training_job, 0).values()))
     if total_bytes > LARGEST_REAL:

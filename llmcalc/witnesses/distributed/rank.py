@@ -126,9 +126,7 @@ class RankStorageTracker(CpuStorageTracker):
 def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until other threads have dropped their references to the tensors."""
     deadline = time.monotonic() + RELEASE_SECONDS
-    while any(
-        tensor._use_count() > reference_count for tensor, reference_count in zip(tensors, reference_counts, strict=True)
-    ):
+    while any(tensor._use_count() > count for tensor, count in zip(tensors, reference_counts, strict=True)):
         if time.monotonic() > deadline:
             return
         time.sleep(0.0001)
@@ -265,9 +263,7 @@ class RankProcess:
         self.last: bool = True
         if layout.pp > 1:
             layers = len(model.layers)
-            (this_stage,) = (
-                pipeline_stage for pipeline_stage in stages(layout, layers) if pipeline_stage.rank == self.at.pp
-            )
+            (this_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
             parallel.keep_stage(model, this_stage.layers, this_stage.first, this_stage.last)
             self.last = this_stage.last
         if layout.tp > 1:

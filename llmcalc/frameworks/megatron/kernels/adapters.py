@@ -127,10 +127,8 @@ class AdapterKernels(DiscardedOutputKernels):
         shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.in_adapter = True
         lora_a, lora_b = (
-            self.with_role(
-                tensor_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert}", weight_shape)
-            )
-            for weight_name, weight_shape in shapes_by_name.items()
+            self.with_role(tensor_role, partial(self.weight, f"{operation.name}.{name}.weight{expert}", shape))
+            for name, shape in shapes_by_name.items()
         )
         self.in_adapter = False
         return lora_a, lora_b

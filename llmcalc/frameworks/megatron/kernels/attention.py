@@ -35,9 +35,7 @@ NOT_MODELLED = {
 
 def unmodelled_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
-    feature_names = dict.fromkeys(
-        feature_name for option, feature_name in NOT_MODELLED.items() if operation.options.get(option)
-    )
+    feature_names = dict.fromkeys(name for option, name in NOT_MODELLED.items() if operation.options.get(option))
     if not feature_names:
         return ""
     return (
@@ -83,9 +81,8 @@ class AttentionKernels(LinearKernels):
         qkv_parts = self.split_columns(product, output_widths)
         heads = [operation.outs[0].axes[0].size for operation in fused_operations]
         query_groups = min(heads)
-        if (
-            len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups
-        ):  # [groups, queries of a group]: no view of heads
+        # [groups, queries of a group]: no view of heads
+        if len(fused_operations) in (3, 4) and query_groups > 1 and heads[0] > query_groups:
             del product
             for i in (0, 3)[: len(fused_operations) - 2]:
                 qkv_parts[i] = self.dense_copy(qkv_parts[i])
@@ -94,9 +91,7 @@ class AttentionKernels(LinearKernels):
     def split_columns(self, x: Tensor, part_widths: Sequence[Number]) -> list[Tensor]:
         """Returns views of a tensor's parts (`SplitAlongDim`). Gradients are copied unless they share a tensor."""
         row_count = x.shape[0]
-        part_views = [
-            Tensor((row_count, part_width), x.dtype, x.storage, (x.shape[1], 1)) for part_width in part_widths
-        ]
+        part_views = [Tensor((row_count, width), x.dtype, x.storage, (x.shape[1], 1)) for width in part_widths]
         input_shape, dtype = x.shape, x.dtype
 
         def join_gradients(
@@ -355,9 +350,8 @@ class AttentionKernels(LinearKernels):
         if kernel_choices.scales_scores:
             x = aten.scale(x)
         scores_shape = x.shape
-        if (
-            not kernel_choices.has_padding_mask and not kernel_choices.has_batch_mask
-        ):  # made once, and remembered (`get_default_causal_mask`)
+        # made once, and remembered (`get_default_causal_mask`)
+        if not kernel_choices.has_padding_mask and not kernel_choices.has_batch_mask:
             self.persistent.keep_causal_mask(scores_shape[-1])
         masked_scores = Tensor(scores_shape, x.dtype, x.storage)
         probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))

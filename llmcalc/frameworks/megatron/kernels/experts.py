@@ -30,9 +30,7 @@ class ExpertKernels(HeadKernels):
             router_position = 0
             if not self.rank_choices.shared_experts_first:
                 router_position = 1 + next(
-                    i
-                    for i, module_item in enumerate(other_items)
-                    if isinstance(module_item, Step) and module_item.verb == "dispatch"
+                    i for i, item in enumerate(other_items) if isinstance(item, Step) and item.verb == "dispatch"
                 )
             module_scope.items = [*other_items[:router_position], *shared_experts, *other_items[router_position:]]
         super()._index_operations(module_scope, module)
@@ -269,9 +267,8 @@ class ExpertKernels(HeadKernels):
         rows_shape, dtype = y.shape, y.dtype
         token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         if not self.rank_choices.permute_fusion and self.rank_choices.deterministic:
-            token_sums = autograd_graph.new_tensor(
-                (tokens, rows_shape[1]), dtype
-            )  # made twice (moe_utils.py, `unpermute`)
+            # made twice (moe_utils.py, `unpermute`)
+            token_sums = autograd_graph.new_tensor((tokens, rows_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y] if self.rank_choices.deterministic and not self.rank_choices.permute_fusion else [row_index]
         )
@@ -410,11 +407,7 @@ class ExpertKernels(HeadKernels):
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
-        expert_steps = [
-            scope_item
-            for scope_item in module_scope.items
-            if isinstance(scope_item, Step) and scope_item.verb == "experts"
-        ]
+        expert_steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
         return lambda: self._run_sequential_experts(module_scope, expert_steps)
@@ -618,9 +611,7 @@ def _shared_experts(module_scope: ModuleScope) -> list[Item]:
         return []
     end_position = scope_positions[-1] + 1
     gate_positions = [
-        i
-        for i, scope_item in enumerate(scope_items)
-        if isinstance(scope_item, Step) and scope_item.about.get("kind") == "shared_expert"
+        i for i, item in enumerate(scope_items) if isinstance(item, Step) and item.about.get("kind") == "shared_expert"
     ]
     if gate_positions:
         end_position = 1 + next(

@@ -94,9 +94,7 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next(
-            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
-        )
+        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers

@@ -32,12 +32,8 @@ class DeltaKernels(MambaKernels):
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a gated DeltaNet mixer."""
-        branch_items = [
-            module_item for module_item in module_scope.items if isinstance(module_item, AlternativeBranches)
-        ]
-        branch_steps = [
-            operation for module_item in branch_items for operation in next(iter(module_item.branches.values())).steps()
-        ]
+        branch_items = [item for item in module_scope.items if isinstance(item, AlternativeBranches)]
+        branch_steps = [operation for item in branch_items for operation in next(iter(item.branches.values())).steps()]
         delta_step = next(
             (
                 operation

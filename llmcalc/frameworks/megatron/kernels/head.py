@@ -188,9 +188,7 @@ class HeadKernels(ElementwiseKernels):
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Moves multi-token-prediction modules and losses before the output layer."""
         mtp_modules = [
-            module_item
-            for module_item in module_scope.items
-            if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "mtp"
+            item for item in module_scope.items if isinstance(item, ModuleScope) and item.about.get("kind") == "mtp"
         ]
         if mtp_modules:
             output_modules = [

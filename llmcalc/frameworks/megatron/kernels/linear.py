@@ -49,9 +49,7 @@ class LinearKernels(RankKernels):
         """Returns the weight and bias of a norm."""
         spec: Norm = operation.options["spec"]
         norm_shape = (self.element_count(operation.options["over"]),)
-        weight_names = [
-            weight_name for weight_name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present
-        ]
+        weight_names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{operation.name}.{weight_name}", norm_shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: Path, row_count: Number) -> Tensor:
@@ -128,11 +126,9 @@ class LinearKernels(RankKernels):
         """Returns a module's column-parallel layers with the same input, which run as one matrix product."""
         step_module = self.module_of_step[id(operation)]
         return [
-            consumer_step
-            for consumer_step, consumer_module in self.readers[id(operation.ins[0].storage)]
-            if consumer_module is step_module
-            and self.is_column_parallel(consumer_step)
-            and consumer_step.ins[0].rows == operation.ins[0].rows
+            step
+            for step, module in self.readers[id(operation.ins[0].storage)]
+            if module is step_module and self.is_column_parallel(step) and step.ins[0].rows == operation.ins[0].rows
         ]
 
     def _run_column_layers(self, operation: Step, x: Tensor) -> None:
@@ -298,11 +294,7 @@ class LinearKernels(RankKernels):
         scattered_gradient = self.new_tensor(*input_shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
         bias_gradient = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
-        return [
-            input_gradient if scattered_gradient is None else scattered_gradient,
-            weight_gradient,
-            *bias_gradient,
-        ]
+        return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias_gradient]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer without its bias, and reduces the output over ranks."""

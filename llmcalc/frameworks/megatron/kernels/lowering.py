@@ -436,9 +436,7 @@ class RankKernels(Lowering):
             del self.ordered_parameters[first_index:]
         elif module_kind == "pooler":
             parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [
-                parameter for parameter_pair in reversed(parameter_pairs) for parameter in parameter_pair
-            ]
+            self.later_parameters = [parameter for pair in reversed(parameter_pairs) for parameter in pair]
             del self.ordered_parameters[first_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters

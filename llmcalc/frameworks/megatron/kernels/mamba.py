@@ -23,12 +23,8 @@ class MambaKernels(LatentAttentionKernels):
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
         """Returns the kernel that runs a Mamba-2 mixer."""
-        branch_items = [
-            branch_item for branch_item in module_scope.items if isinstance(branch_item, AlternativeBranches)
-        ]
-        branch_steps = [
-            operation for branch_item in branch_items for operation in next(iter(branch_item.branches.values())).steps()
-        ]
+        branch_items = [item for item in module_scope.items if isinstance(item, AlternativeBranches)]
+        branch_steps = [operation for item in branch_items for operation in next(iter(item.branches.values())).steps()]
         scan_step = next((operation for operation in branch_steps if isinstance(operation.op, ChunkedScan)), None)
         if scan_step is None:
             return super().module_kernel(module_scope)

@@ -48,9 +48,7 @@ class SparseAttentionKernels(Fp8Kernels):
         query_down, query_up, kv_down, output_projection = (
             named_operations[norm_name] for norm_name in ("q_a_proj", "q_b_proj", "kv_a_proj", "o_proj")
         )
-        mla_forms = next(
-            module_item for module_item in module_scope.items if isinstance(module_item, AlternativeBranches)
-        )
+        mla_forms = next(item for item in module_scope.items if isinstance(item, AlternativeBranches))
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
         joined_kv_axis = kv_down.outs[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)

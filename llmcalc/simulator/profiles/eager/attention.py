@@ -322,9 +322,8 @@ class AttentionKernels(Lowering):
             )
             if limits_masked_scores:
                 scores = aten.minimum(scores, aten.new_tensor((), scores.dtype))
-        softmax_runs_in_float32 = softmax_in_float32 or (
-            sinks is None and self.autocasts_to_float32
-        )  # with sinks the call states its format
+        # with sinks the call states its format
+        softmax_runs_in_float32 = softmax_in_float32 or (sinks is None and self.autocasts_to_float32)
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
             sink = self.sink(sinks, scores)

@@ -51,10 +51,7 @@ class CacheEntryKernels(AttentionVariantKernels):
         """Caches all compressed entries, and the tokens that do not fill an entry yet."""
         aten, (recorded_value, *row_values), cached_tensors = self.t, operation.ins, self.cached_tensors(operation.name)
         assert isinstance(operation.op, EntryCache)
-        remaining_rows, tokens_per_entry = (
-            [self.tensor_of(row_value) for row_value in row_values],
-            operation.op.rate,
-        )
+        remaining_rows, tokens_per_entry = ([self.tensor_of(row_value) for row_value in row_values], operation.op.rate)
         new_entries = None if self.is_from_earlier_pass(recorded_value) else self.tensor_of(recorded_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
         if new_entries is None:

@@ -69,8 +69,7 @@ class DecodeStepKernels(ScanKernels):
         del dt_b_c
         if "dt_norm" in module_steps:
             time_step, b, c = (
-                self._normalize_with(module_steps[operation_name], y)
-                for operation_name, y in zip(NORMS, (time_step, b, c), strict=True)
+                self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (time_step, b, c), strict=True)
             )
         time_step = aten.function(
             "softplus", self._project_time_step(module_steps["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)

@@ -31,9 +31,7 @@ class ExpertCapacityKernels(ExpertKernels):
             super().do_dispatch(operation)
             return
         aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
-        weights, chosen_experts = (
-            aten.flatten(local_tensors[tensor_name], 0, 1) for tensor_name in ("weights", "chosen")
-        )
+        weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
         zero_mask = aten.new_tensor((tokens, experts), weights.dtype)
         weights_by_expert = aten.scatter(zero_mask, chosen_experts, weights)

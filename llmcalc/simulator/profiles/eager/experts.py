@@ -108,9 +108,7 @@ class ExpertKernels(Lowering):
             raise self.unsupported(
                 "--recompute full-reentrant takes no layer that keeps a value for the layer above; expected full"
             )
-        if len(operation.ins) > 1 and any(
-            id(module_call.scope) in self.recomputed_modules for module_call in self.frames
-        ):
+        if len(operation.ins) > 1 and any(id(call.scope) in self.recomputed_modules for call in self.frames):
             raise self.unsupported(
                 "it reads what the layer below has kept, and runs again after the layers above; expected --recompute "
                 "full, or nodes without this module"
@@ -210,10 +208,8 @@ class ExpertKernels(Lowering):
                 ]
             else:
                 weights = [
-                    self.expert_slices(
-                        linear_step, self.expert_weight(linear_step, (experts, output_width, input_width))
-                    )
-                    for linear_step in linear_steps
+                    self.expert_slices(step, self.expert_weight(step, (experts, output_width, input_width)))
+                    for step in linear_steps
                 ]
             matrices = [aten.transpose(weight, 1, 2) for weight in weights]
             del weights

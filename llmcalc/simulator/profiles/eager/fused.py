@@ -175,8 +175,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(scope_item, Step) and scope_item.verb == "act" and recorded_value in scope_item.outs
-            for scope_item in scope_items
+            isinstance(item, Step) and item.verb == "act" and recorded_value in item.outs for item in scope_items
         )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
@@ -328,9 +327,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         losses, log_sums, squared_log_sums = (aten.new_tensor(logits.shape[:1], FLOAT32) for _ in range(3))
 
         def backward(output_gradient: Tensor, _: Needs, logits: Tensor, *__: Tensor) -> Sequence[Gradient]:
-            gradient_of_squares = aten.new_tensor(
-                logits.shape[:1], FLOAT32
-            )  # zeros, which autograd makes for any function
+            # zeros, which autograd makes for any function
+            gradient_of_squares = aten.new_tensor(logits.shape[:1], FLOAT32)
             gradient = logits if is_in_place else aten.like(logits)
             del gradient_of_squares
             return (gradient,)

@@ -51,10 +51,7 @@ class FusedAttention(AttentionKernels):
     def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
-        return any(
-            isinstance(scope_item, Step) and scope_item.verb == verb and recorded_value in scope_item.ins
-            for scope_item in scope_items
-        )
+        return any(isinstance(item, Step) and item.verb == verb and recorded_value in item.ins for item in scope_items)
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
@@ -164,8 +161,7 @@ class FusedAttention(AttentionKernels):
         causal = operation.options["causal"] and not is_cross_attention and not is_size_one(query_count)
         window_sizes = [operation.options.get(option_name) for option_name in ("window", "chunk")]
         has_window = any(
-            isinstance(window_size, int) and isinstance(key_count, int) and window_size < key_count
-            for window_size in window_sizes
+            isinstance(size, int) and isinstance(key_count, int) and size < key_count for size in window_sizes
         )
         has_window = has_window and not is_size_one(query_count)
         is_masked = has_window or (causal and query_count != key_count)
@@ -197,11 +193,7 @@ class FusedAttention(AttentionKernels):
                     operation.name,
                 )
             return self.run_attention_core(
-                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias),
-                q,
-                k,
-                v,
-                bias,
+                lambda q, k, v, bias: self.sdpa_kernel(q, k, v, None, backend == "efficient", bias), q, k, v, bias
             )
         mask = selection_mask
         if is_masked and mask is None:

@@ -63,10 +63,7 @@ class PositionKernels(AttentionVariantKernels):
         if causal:
             distances = aten.like(aten.like(distances))
         else:
-            offsets, distances = (
-                (aten.like(aten.like(aten.compare(distances), dtype=INT64)),),
-                aten.like(distances),
-            )
+            offsets, distances = ((aten.like(aten.like(aten.compare(distances), dtype=INT64)),), aten.like(distances))
         log_buckets = aten.like(
             aten.like(aten.like(aten.like(aten.like(aten.like(distances), dtype=FLOAT32))), dtype=INT64)
         )

@@ -102,11 +102,9 @@ def _unread_sections(family: Family, root_config: Mapping[str, Any], read_names:
         *(f"{section_name}_config" for section_name in SETTINGS),
     }
     return [
-        f"{section_name}: the part that it describes is not counted"
-        for section_name, section in root_config.items()
-        if isinstance(section, dict)
-        and section_name.endswith("_config")
-        and section_name not in read_names | known_names
+        f"{name}: the part that it describes is not counted"
+        for name, section in root_config.items()
+        if isinstance(section, dict) and name.endswith("_config") and name not in read_names | known_names
     ]
 
 

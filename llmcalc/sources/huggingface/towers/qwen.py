@@ -58,12 +58,7 @@ def _merging_encoder(
     image_resizing, frees_first_input = _resizing_rule(config), "positions" not in encoder_fields
     return {
         "visual": vision_transformer(
-            config,
-            block,
-            depth="depth",
-            image=image_resizing,
-            frees_first_input=frees_first_input,
-            **encoder_fields,
+            config, block, depth="depth", image=image_resizing, frees_first_input=frees_first_input, **encoder_fields
         ),
         "visual_merger": _patch_merger(config, config.integer("hidden_size"), output_width, merger_norm),
     }
@@ -174,12 +169,7 @@ def _read_kimi(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     root_config.require("projection_hidden_size", config.integer("hidden_size"))
     position_rows = config.integer("pos_emb_height") * config.integer("pos_emb_width")
     tower, merger = moonvit(config, position_rows, text_hidden_size)
-    image_resizing = {
-        "type": "padded",
-        "merge": merger["merge"],
-        "max_patches": KIMI_PATCHES,
-        "max_side": KIMI_SIDE,
-    }
+    image_resizing = {"type": "padded", "merge": merger["merge"], "max_patches": KIMI_PATCHES, "max_side": KIMI_SIDE}
     return {"vision_tower": {**tower, "image": image_resizing}, "mm_projector": merger}
 
 

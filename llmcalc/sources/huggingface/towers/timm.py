@@ -29,11 +29,7 @@ PATCH_SIZE = 14
 def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (
-            encoder_sizes
-            for name_start, encoder_sizes in TIMM.items()
-            if isinstance(model_id, str) and model_id.startswith(name_start)
-        ),
+        (sizes for start, sizes in TIMM.items() if isinstance(model_id, str) and model_id.startswith(start)),
         None,
     )
     if encoder_sizes is None:

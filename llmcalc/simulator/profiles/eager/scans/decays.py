@@ -37,9 +37,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
         """Returns queries, keys and values of lightning attention, [batch, heads, tokens, head_dim]."""
-        projections = {
-            projection_letter: self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qkv"
-        }
+        projections = {letter: self.project(module_steps[f"{letter}_proj"], x) for letter in "qkv"}
         rope_operations = dict(
             zip("qk", (operation for operation in module_steps.all if operation.verb == "rope"), strict=False)
         )
@@ -185,8 +183,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, v = (self.project(module_steps[operation_name], x) for operation_name in "qkv")
         output_gate = self.project(module_steps["ogate"], x)
         input_gate, forget_gate = (
-            self._soft_cap_scores(self.project(module_steps[operation_name], x))
-            for operation_name in ("igate", "fgate")
+            self._soft_cap_scores(self.project(module_steps[name], x)) for name in ("igate", "fgate")
         )
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)

@@ -47,9 +47,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
         aten, op = self.t, module_steps.op("core", DeltaRule)
         if self.store is None:
-            projections = [
-                self.project(module_steps[operation_name], x) for operation_name in ("q_proj", "k_proj", "v_proj")
-            ]
+            projections = [self.project(module_steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections

@@ -97,10 +97,7 @@ class MambaKernels(ScanModuleKernels):
         rank = module_steps["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in module_steps:
-            dt, b, c = (
-                self._normalize_with(module_steps[operation_name], y)
-                for operation_name, y in zip(NORMS, (dt, b, c), strict=True)
-            )
+            dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
         if self.adapters is not None and self.adapters.base != "none":  # `_is_quantized`: the layer, less its bias

@@ -1,0 +1,225 @@
+"""Answers about a training run on many devices whose layout is open: the layouts that fit, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..device_memory.estimate import Memory
+from ..device_memory.settings import NARROW_PRODUCTS, Settings
+from ..errors import InputError
+from ..parallel.layout_request import LayoutRequest
+from ..reports.answer import ReportedAnswer
+from .runs import RunQuestion, check_framework
+
+if TYPE_CHECKING:
+    from ..frameworks.framework import Framework
+    from ..studies.plan import LayoutPlan, Order
+    from ..studies.run_time import TimeSettings
+
+
+def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -> Settings:
+    """Returns the settings of `plan`: training, unless a phase is set.
+
+    Raises `InputError` if `users` is set in them.
+    """
+    if is_setting_given("users"):
+        raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
+    settings = settings if is_setting_given("phase") else settings.with_(phase="training")
+    return settings.with_usual_recomputation()
+
+
+def refuse_missing_units(run: RunQuestion) -> None:
+    """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
+    from ..studies.run_time import missing_units_error
+    from ..timing.device import has_product_units
+
+    precision, hardware = run.settings.precision or "", run.hardware
+    dtype = NARROW_PRODUCTS.get(precision)
+    if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
+        raise missing_units_error(precision, dtype, hardware)
+
+
+def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
+    """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+    return next(planned_runs(run))
+
+
+def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+    """Yields a plan's runs on one device, each with its layout options and the training framework.
+
+    That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
+    Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
+    Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
+    """
+    from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
+
+    layout, refusal_error, has_planned_run = run.layout, None, False
+    first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
+    yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
+    if yields_every_framework:
+        other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+    for framework_record in (first_framework, *other_frameworks):
+        run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
+        try:
+            framework_record.check(run_memory, layout.framework_version or "")
+        except InputError as error:
+            refusal_error = error
+            continue
+        if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
+            if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
+                continue
+            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried)
+            if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
+                continue
+            parallel_degrees: dict[str, Any] = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")}
+            run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
+        has_planned_run = True
+        yield run_memory, replace(run_layout, framework=framework_record.name)
+        if framework_record is first_framework or not yields_every_framework:
+            return
+    if not has_planned_run:
+        assert refusal_error is not None
+        raise refusal_error
+
+
+Answer = TypeVar("Answer")
+
+
+def answers_of_planned_runs(
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
+) -> Iterator[Answer]:
+    """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
+    from ..frameworks.registry import framework_of
+
+    refuse_missing_units(run)
+    refusal_error, has_answer = None, False
+    for run_memory, layout in planned_runs(run):
+        check_framework(run.settings, framework_of(layout))
+        try:
+            run_answer = answer_run(run_memory, layout)
+        except InputError as error:
+            refusal_error = refusal_error or error
+            continue
+        has_answer = True
+        yield run_answer
+    if refusal_error is not None and not has_answer:
+        raise refusal_error
+
+
+def answer_of_fitting_run(
+    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
+) -> Answer:
+    """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
+    for run_answer in answers_of_planned_runs(run, answer_run):
+        if is_fitting(run_answer):
+            break
+    return run_answer
+
+
+def ask_plan(
+    run: RunQuestion,
+    global_batch: int | None = None,
+    row_count: int = 10,
+    order_name: Order | None = None,
+    size_filter: str | None = None,
+    time_settings: Callable[[Framework], TimeSettings] | None = None,
+) -> ReportedAnswer:
+    """Finds the layouts of a training run over many devices that fit, best first.
+
+    global_batch: see `ask_fit`.
+    row_count: number of layouts that are replayed and shown.
+    order_name: order of the layouts, time or memory; None (default) for time where it can be estimated.
+    size_filter: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
+    time_settings: see `plan_of`.
+    Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
+    """
+    from ..parallel.nearest import nearest_layouts_text
+    from ..parallel.search import BATCH, ROUNDS, check_planned, divisible_batch
+    from ..reports.plan import report
+    from ..studies.layout_candidates import parse_sizes
+    from ..studies.plan import first_fitting_plan, plan_of
+
+    requested_sizes = None if size_filter is None else parse_sizes(size_filter)
+    run = replace(run, is_tried=True)
+    layout, preset, hardware = run.layout, run.preset, run.hardware
+    if hardware is None:
+        raise InputError("--hardware: missing; expected the accelerator, such as h100")
+    if layout.devices is None:
+        raise InputError("--devices: missing; expected the number of accelerators, such as 8")
+    if run.settings.phase != "training":
+        raise InputError(
+            f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
+            "layouts for inference)"
+        )
+    layout_plans = answers_of_planned_runs(
+        run,
+        lambda memory, run_layout: plan_of(
+            memory,
+            hardware,
+            run_layout,
+            global_batch,
+            row_count,
+            order_name=order_name,
+            suggests_nearest="if none fits",
+            time_settings=time_settings,
+        ),
+    )
+    layout_plan = first_fitting_plan(list(layout_plans))
+    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run, layout_plan, time_settings))
+    suggestions = ""
+    if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
+        workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
+        batch_sizes = layout_plan.global_batch, int(workload.batch)
+        suggestions = nearest_layouts_text(
+            preset.model,
+            layout,
+            workload.seq,
+            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
+        )
+        refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
+        batch_refusals = [reason for reason in batch_reasons if reason in refused]
+        if batch_refusals and (layout_plan.is_batch_assumed or not suggestions or len(refused) == len(batch_refusals)):
+            suitable_batch = divisible_batch(layout.devices, *batch_sizes)
+            suggestions = f"{batch_refusals[0]}; expected such as --global-batch {suitable_batch}"
+    return ReportedAnswer(
+        layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
+    )
+
+
+def _compared_plans(
+    run: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
+) -> tuple[LayoutPlan, ...]:
+    """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
+    from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
+    from ..simulator.effort import WorkBudget
+    from ..studies.plan import WORK_OF_COMPARISON, plan_of
+
+    if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
+        return ()
+    compared_plans = []
+    for framework_record in frameworks_for_plans(run.layout, run.hardware):
+        if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
+            continue
+        if time_settings is not None and time_settings(framework_record).stack == layout_plan.times.settings.stack:
+            continue  # `--stack` names the software of one framework
+        run_memory = run.with_framework(framework_record).memory_on_one_device()
+        try:
+            framework_record.check(run_memory, "")
+            check_framework(run.settings, framework_record)
+            compared_plan = plan_of(
+                run_memory,
+                layout_plan.hardware,
+                replace(run.layout, framework=framework_record.name),
+                layout_plan.global_batch,
+                1,
+                order_name="time",
+                suggests_nearest="never",
+                time_settings=time_settings,
+                budget=WorkBudget(WORK_OF_COMPARISON),
+            )
+        except InputError:  # it does not train this model, or has no such layouts
+            continue
+        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest else []
+    return tuple(compared_plans)
