@@ -187,8 +187,8 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     if wide_format := re.fullmatch(r"(bf|fp?|float|bfloat)(16|32)", scheme_label):
         dtype_text = f"{'bf' if wide_format[1][0] == 'b' else 'fp'}{wide_format[2]}"
         raise InputError(
-            f"{option} {scheme_name[:40]}: is not quantized; expected none, the published weights, or "
-            f"--dtype {dtype_text}"
+            f"--quantize {scheme_name[:40]}: is not quantized; expected none, the published weights, or --dtype "
+            f"{dtype_text}"
         )
     bits_match = re.fullmatch(
         r"(?:bnb|bitsandbytes|(?:bnb|int|uint|q|w)?[-_]?(?P<bits>[48])[-_]?(?:bits?)?)", scheme_label
