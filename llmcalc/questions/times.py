@@ -302,8 +302,11 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     launched_run = run.launch
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    software_stack = options.stack or framework_record.stack(
-        launched_run, bool(run.settings.compile), has_experts(run.preset.model)
+    program_stack = "" if launched_run is None else launched_run.stack
+    software_stack = (
+        options.stack
+        or program_stack
+        or framework_record.stack(launched_run, bool(run.settings.compile), has_experts(run.preset.model))
     )
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack

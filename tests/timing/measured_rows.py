@@ -78,6 +78,7 @@ STACKS = {
     "qwen-2023-zero3": "deepspeed",
     "trainer": "torch",
     "trainer-fsdp": "fsdp2",
+    "trainer-unsloth": "unsloth",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",

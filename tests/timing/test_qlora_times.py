@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,8 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS
 from tests.gpu_rows import rows_of
+
+LAUNCH = Path(__file__).parents[1] / "data" / "launch"
 
 ROWS = [row for row in rows_of("h200", "qlora_times") if row["base"] != "int8"]
 
@@ -155,3 +158,13 @@ def test_experts_in_4_bits_are_decoded_in_each_forward_pass() -> None:
     for recompute, passes in (("none", 1), ("full", 2)):
         added = seconds(recompute, True) - seconds(recompute, False)
         assert added == pytest.approx(passes * expert_weights * DEQUANTIZATION_FLOPS / 19.5e12, rel=0.02)
+
+
+def test_files_of_unsloth_have_the_stack_of_its_kernels() -> None:
+    """They were timed as PEFT's and transformers' eager kernels; `--stack` prevails."""
+    seconds = {}
+    for stack, title in ((None, "Unsloth's kernels"), ("torch", "eager PyTorch")):
+        timed_run: Any = llmcalc.time("llama3.2-1b", "a100-80gb", launch=str(LAUNCH / "unsloth_sft.py"), stack=stack)
+        seconds[stack] = timed_run.result.seconds
+        assert title in str(timed_run.document)
+    assert seconds[None] < 0.7 * seconds["torch"]

@@ -70,6 +70,7 @@ class Launch:
     written_options: option → the file's own argument with its value, where an error may name the option.
     score_labels: the number of scores per token of the head that replaces the language model's; None (default) for the
         model's own head.
+    stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.
     """
 
     where: str
@@ -98,6 +99,7 @@ class Launch:
     torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
     score_labels: int | None = None
+    stack: str = ""
 
     def in_words_of_file(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""

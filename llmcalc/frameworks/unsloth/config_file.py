@@ -1,12 +1,14 @@
 """Reads Unsloth Studio's training defaults for a model, without the model's name.
 
-Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Unsloth's own kernels are not modelled: the run is
-counted as PEFT and the Trainer run it, which needs at least as much.
+Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. The memory of Unsloth's own kernels is not
+modelled: the run is counted as PEFT and the Trainer run it, which needs at least as much. Its time is that of its
+kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
@@ -70,10 +72,15 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         }
         reader.filled_in["load_in_4bit"] = True
         reader.notes.append(UPPER_BOUND)
-        return trainer_launch(reader, {}, run_settings)
+        return replace(trainer_launch(reader, {}, run_settings), stack=STACK)
 
 
-UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"
+STACK = "unsloth"
+"""The name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
+
+UPPER_BOUND = (
+    "the memory of Unsloth's kernels is not modelled: that of PEFT's and the Trainer's is counted, an upper bound"
+)
 
 OFFLOADED_CHECKPOINTS = "unsloth"
 """The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
