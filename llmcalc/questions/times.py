@@ -320,7 +320,12 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
     has_format = framework_record.product_format is not None and file_settings is not None
     has_known_layout = run.layout.has_all_sizes or run.layout.devices in (None, 1)
     exchanges_tokens = run.preset.model.has_experts and not (has_known_layout and run.layout.ep in (None, 1))
-    software_stack = options.stack or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
+    program_stack = "" if launched_run is None else launched_run.stack
+    software_stack = (
+        options.stack
+        or program_stack
+        or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
+    )
     if options.stack is None and launched_run is None and run.hardware is not None:
         software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
     return TimeSettings(

@@ -424,7 +424,13 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
     is_in_4_bits = run_adapters.base != "none"
     bits_per_element = 8 * stored_bytes(run_adapters.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
-    return Adapters(run_adapters.rank, run_adapters.targets, float(bits_per_element))
+    return Adapters(
+        run_adapters.rank,
+        run_adapters.targets,
+        float(bits_per_element),
+        base_inputs_are_fp32=is_in_4_bits and model_memory.states.dtype == "float32",
+        quantized_experts=is_in_4_bits and run_adapters.quantized_experts,
+    )
 
 
 def _refuse_wide_products(model_memory: Memory) -> None:

@@ -91,11 +91,16 @@ class Adapters(NamedTuple):
     rank: inner width. targets: names of the adapted linear layers.
     base_bits: bits of an element of the layers' frozen linear weights with its scales, which are dequantized for each
         product; 0 (default) for weights in 16 bits.
+    base_inputs_are_fp32: whether the inputs and outputs of dequantized layers are in float32, as after
+        `prepare_model_for_kbit_training`, which casts all other weights; default false.
+    quantized_experts: whether routed experts are dequantized, too, all of them in each forward pass; default false.
     """
 
     rank: int
     targets: frozenset[str]
     base_bits: float = 0.0
+    base_inputs_are_fp32: bool = False
+    quantized_experts: bool = False
 
 
 class LayerMessage(NamedTuple):

@@ -699,14 +699,15 @@ class TimeEstimator:
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of a float32 input and output.
+        """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of an input and output in float32.
 
-        A head in 16 bits is cast from float32 in the forward pass.
+        A head whose inputs are in float32 is in float32, too, and cast to 16 bits in the forward pass.
         """
         assert self.rank_pass.adapters is not None
         base_bytes = self.rank_pass.adapters.base_bits / 8
+        cast_bytes = 6.0 if self.rank_pass.adapters.base_inputs_are_fp32 else 0.0
         if kernel.in_16_bits:
-            yield False, 0.0, self.device.memory_seconds(6.0 * kernel.weight_elements)
+            yield False, 0.0, self.device.memory_seconds(cast_bytes * kernel.weight_elements)
             return
         for is_backward in (False, True):
             if not kernel.launches[is_backward]:
@@ -717,7 +718,7 @@ class TimeEstimator:
                 DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
                 (self.device.memory_seconds((base_bytes + 2.0) * weights)),
             )
-            yield is_backward, 0.0, self.device.memory_seconds(6.0 * kernel.m * (kernel.k + kernel.n))
+            yield is_backward, 0.0, self.device.memory_seconds(cast_bytes * kernel.m * (kernel.k + kernel.n))
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n

@@ -63,8 +63,8 @@ The other factor of `mul` is whole, such as the gate of a shared expert.
 IN_16_BITS = frozenset({"lm_head", "router"})
 """Parts whose products stay in 16 bits in a run of narrower formats."""
 
-DEQUANTIZATION_KERNELS = 3
-"""Kernels around a product with a weight in 4 bits: to the product's format, the weight's copy, and back."""
+CAST_KERNELS = 2
+"""Kernels that cast a float32 input of a product with a weight in 4 bits, and its output back to float32."""
 
 READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
@@ -447,6 +447,7 @@ class WorkRecorder(PlacementTracker):
             return
         if self.rank_pass.adapters.base_bits:
             has_backward = bool(self.has_gradient and gradient_flops)
+            kernel_count = 1 + CAST_KERNELS * self.rank_pass.adapters.base_inputs_are_fp32
             self._add_kernel(
                 "dequantization",
                 "dequantize",
@@ -454,7 +455,7 @@ class WorkRecorder(PlacementTracker):
                 n=y.width,
                 k=x.width,
                 weight_elements=y.width * x.width,
-                launches=(DEQUANTIZATION_KERNELS, DEQUANTIZATION_KERNELS if has_backward else 0),
+                launches=(kernel_count, kernel_count * has_backward),
                 in_16_bits=is_in_16_bits,
             )
         if module_name in self.rank_pass.adapters.targets:
@@ -534,6 +535,9 @@ class WorkRecorder(PlacementTracker):
             selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(row_count * ep, top_k),
         )
+        if self.rank_pass.adapters is not None and self.rank_pass.adapters.quantized_experts:
+            weight_elements = x.width * y.width * rank_share(experts, ep)
+            self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=(1, 0))
         if operation.options["bias"] and self.where.endswith("down_proj"):
             self._add_kernel("expert-bias", "expert_bias", m=row_count, n=y.width, launches=(0, 0))
 

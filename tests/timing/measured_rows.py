@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llmcalc
 from llmcalc.accelerator import Hardware
@@ -32,7 +32,16 @@ from llmcalc.timing.calibration import UNCHANGED, CalibrationFactors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
-from llmcalc.timing.stack import with_attention, with_loss, with_overlap, with_overlapped_groups
+from llmcalc.timing.stack import (
+    ADAMW_STATE_BYTES,
+    with_attention,
+    with_loss,
+    with_narrow_adapters,
+    with_norms,
+    with_optimizer,
+    with_overlap,
+    with_overlapped_groups,
+)
 from llmcalc.timing.step import StepPlan, StepTimer
 from llmcalc.timing.time_estimator import GRAPH_MODULES, NumberFormats
 from llmcalc.timing.timing_constants import TimeStack, time_stacks
@@ -68,6 +77,9 @@ STACKS = {
     "deepspeed": "deepspeed",
     "qwen-2023": "torch",
     "qwen-2023-zero3": "deepspeed",
+    "trainer": "torch",
+    "trainer-fsdp": "fsdp2",
+    "trainer-unsloth": "unsloth",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",
@@ -119,9 +131,18 @@ ranks wait for each other and compare shapes through Gloo, message by message (t
 ProcessGroupWrapper.cpp). torch's documentation wants it for debugging alone; no estimate holds it.
 """
 
-RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
-"""What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
-recipes, which keep or offload the inputs of products of attention): the feed-forward network.
+RECOMPUTED = {
+    "none": 0.0,
+    "full": 1.0,
+    "full-reentrant": 1.0,
+    "selective-layer": 0.5,
+    "selective-op": 0.35,
+    "minimal": 0.0,
+    "custom": 0.65,
+}
+"""What a run recomputes → share of the layers' forward passes. full-reentrant: torch's `use_reentrant`, which runs all
+of a layer again; selective-op: every second product; custom (MaxText's recipes, which keep or offload the inputs of
+products of attention): the feed-forward network.
 """
 
 WHOLE_LAYERS = "full", "selective-layer"
@@ -160,6 +181,9 @@ TARGETS = {
 """Adapted layers of a row → their names; `joined`: queries, keys and values are one layer with one adapter, `fused`:
 both projections of a gated network as well, as in Megatron-Core; `no-keys`: torchtune's recipes.
 """
+
+BASE_BITS = {"": 0.0, "nf4": 4.5}
+"""Frozen weights of a row → bits of an element with its scale in float32 for each 64."""
 
 STEP_TOKENS = 8192
 """Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
@@ -332,15 +356,42 @@ def device_of_row(name: str, nic: str) -> Device:
     return device_of(hardware, float(nic) * 1e9 if nic else None)
 
 
+class KernelChoices(NamedTuple):
+    """Kernels that a row states.
+
+    cross_entropy, norm: values of `--cross-entropy` and `--norm`; empty for the stack's own.
+    state_bytes: bytes per parameter of AdamW's states. is_stepwise: whether AdamW runs step by step.
+    has_narrow_adapters: whether adapters are in 16 bits.
+    """
+
+    cross_entropy: str
+    norm: str
+    state_bytes: float
+    is_stepwise: bool
+    has_narrow_adapters: bool
+
+    @classmethod
+    def of_row(cls, row: Row) -> KernelChoices:
+        """Returns the choices of a row."""
+        state_bytes = float(row["state_bytes"] or ADAMW_STATE_BYTES)
+        is_stepwise = row["optimizer_impl"] == "foreach"
+        return cls(row["cross_entropy"], row["norm"], state_bytes, is_stepwise, row["lora_dtype"] == "bf16")
+
+    def stack(self, stack: TimeStack) -> TimeStack:
+        """Returns the stack with these kernels."""
+        stack = with_norms(with_loss(stack, self.cross_entropy or None), self.norm or None)
+        stack = with_optimizer(stack, self.state_bytes, is_stepwise=self.is_stepwise)
+        return with_narrow_adapters(stack) if self.has_narrow_adapters else stack
+
+
 @cache
 def _prices(
     model: str, device: tuple[str, str], software: str, overlap: str, attention: str, factors: CalibrationFactors,
-    on_fastest_host: bool = False, captured: tuple[str, ...] = (), cross_entropy: str = "",
+    choices: KernelChoices, on_fastest_host: bool = False, captured: tuple[str, ...] = (),
 ) -> StepTimer:  # fmt: skip
     groups = frozenset(overlap.split("+")) if "+" in overlap else None
     stack = with_overlapped_groups(with_overlap(_stack(software), None if groups else overlap or None), groups)
-    stack = with_attention(stack, attention or None)
-    stack = with_loss(stack, cross_entropy or None)
+    stack = choices.stack(with_attention(stack, attention or None))
     if captured:
         stack = stack.model_copy(update={"captured": captured})
     if on_fastest_host:
@@ -388,8 +439,8 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
     device = row["hardware"], row["nic_gb_s"]
     captured = tuple(name for name in row["graphs"].split("+") if name in GRAPH_MODULES)
     prices = _prices(
-        row["model"], device, row["stack"], row["overlap"], row["attention"], factors, on_fastest_host, captured,
-        row["cross_entropy"],
+        row["model"], device, row["stack"], row["overlap"], row["attention"], factors, KernelChoices.of_row(row),
+        on_fastest_host, captured,
     )  # fmt: skip
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.from_layout(
@@ -400,11 +451,25 @@ def _step_seconds(row: Row, factors: CalibrationFactors, on_fastest_host: bool =
         dtype=dtype,
         recompute=RECOMPUTED[row["recompute"]],
         include=frozenset({"mtp"} if row["mtp"] else ()),
-        adapters=Adapters(int(row["lora"]), TARGETS[row["lora_targets"]]) if row["lora"] else None,
+        adapters=_adapters(row),
         recompute_nodes=_recomputed_modules(row["model"], row["recompute_modules"]),
         stops_early=prices.stack.stops_early and row["recompute"] in WHOLE_LAYERS,
     )
     return float(prices.step(plan).seconds)
+
+
+def _adapters(row: Row) -> Adapters | None:
+    """The adapters of a row. base_inputs: `fp32` after `prepare_model_for_kbit_training`."""
+    if not row["lora"]:
+        return None
+    targets, base_bits = TARGETS[row["lora_targets"]], BASE_BITS[row["base"]]
+    return Adapters(
+        int(row["lora"]),
+        targets,
+        base_bits,
+        base_inputs_are_fp32=row["base_inputs"] == "fp32",
+        quantized_experts=row["quantized_experts"] == "1",
+    )
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,8 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS
 from tests.gpu_rows import rows_of
+
+LAUNCH = Path(__file__).parents[1] / "data" / "launch"
 
 ROWS = [row for row in rows_of("h200", "qlora_times") if row["base"] != "int8"]
 
@@ -106,3 +109,70 @@ def test_adapters_in_16_bits_are_not_slower(framework: str) -> None:
         for dtype in ("bf16", "fp32")
     )
     assert narrow < wide
+
+
+@pytest.mark.parametrize(
+    ("precision", "gpus", "batch", "seconds"),
+    [
+        ("autocast", 1, 4, 5.642),  # prepare_model_for_kbit_training: inputs and outputs of all layers are in float32
+        ("autocast", 1, 8, 10.974),
+        ("bf16", 1, 4, 4.556),
+        ("bf16", 1, 8, 8.949),
+        ("bf16", 2, 4, 4.828),
+    ],
+)
+def test_inputs_in_float32_are_cast_around_products_in_4_bits(
+    precision: str, gpus: int, batch: int, seconds: float
+) -> None:
+    """Mistral 7B on A100s under Hugging Face's Trainer, with and without PEFT's preparation (rows of
+    tests/data/timing/finetune_trainer_a100, its README has the source).
+    """
+    settings: dict[str, Any] = {"devices": gpus, "fsdp": gpus, "framework": "fsdp2"} if gpus > 1 else {}
+    timed_run: Any = llmcalc.time(
+        "mistral-7b",
+        "a100-80gb",
+        "training",
+        precision=precision,
+        batch=batch,
+        seq=4096,
+        recompute="full-reentrant",
+        attn_implementation="flash",
+        lora_rank=16,
+        lora_targets="q_proj,k_proj,v_proj,o_proj",
+        base="nf4",
+        **settings,
+    ).result
+    assert timed_run.seconds == pytest.approx(seconds, rel=0.08)
+
+
+def test_experts_in_4_bits_are_decoded_in_each_forward_pass() -> None:
+    """Their weights are copied to 16 bits once, and once more with recomputation."""
+    settings: dict[str, Any] = {"seq": 4096, "batch": 4, "lora_rank": 16, "base": "nf4"}
+
+    def seconds(recompute: str, is_quantized: bool) -> float:
+        settings_of_run = settings | {"recompute": recompute, "quantized_experts": is_quantized}
+        timed_run: Any = llmcalc.time("mixtral-8x7b", "a100-80gb", "training", **settings_of_run).result
+        return float(timed_run.seconds)
+
+    expert_weights = 32 * 8 * 3 * 4096 * 14336
+    for recompute, passes in (("none", 1), ("full", 2)):
+        added = seconds(recompute, True) - seconds(recompute, False)
+        assert added == pytest.approx(passes * expert_weights * DEQUANTIZATION_FLOPS / 19.5e12, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("file", "title"),
+    [
+        ("unsloth_sft.py", "Unsloth's kernels"),
+        ("unsloth_defaults.yaml", "Unsloth's kernels"),
+        ("axolotl_qlora.yaml", "axolotl's kernels of adapters"),
+    ],
+)
+def test_files_of_programs_with_own_kernels_have_the_stack_of_these(file: str, title: str) -> None:
+    """They were timed as PEFT's and transformers' eager kernels; `--stack` prevails."""
+    seconds = {}
+    for stack, stack_title in ((None, title), ("torch", "eager PyTorch")):
+        timed_run: Any = llmcalc.time("llama3.2-1b", "a100-80gb", launch=str(LAUNCH / file), stack=stack)
+        seconds[stack] = timed_run.result.seconds
+        assert stack_title in str(timed_run.document)
+    assert seconds[None] < 0.85 * seconds["torch"]

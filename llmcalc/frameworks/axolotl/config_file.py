@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
@@ -187,7 +188,21 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         reader.longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
-        return trainer_launch(reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS)
+        launched_run = trainer_launch(
+            reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
+        )
+        has_own_stack = launched_run.framework == "torch" and _fuses_adapters(config)
+        return replace(launched_run, stack="axolotl") if has_own_stack else launched_run
+
+
+def _fuses_adapters(config: Table) -> bool:
+    """Whether axolotl's kernels run the adapters, as they do by default.
+
+    Source: axolotl, utils/schemas/config.py, `check_auto_enable_lora_kernels`.
+    """
+    has_adapters = config.get("adapter") in ("lora", "qlora")
+    other_layers = ("rl", "trust_remote_code", "load_in_8bit", "nvfp4_merge_aware")
+    return has_adapters and config.get("lora_mlp_kernel") is not False and not any(map(config.get, other_layers))
 
 
 def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:

@@ -73,6 +73,7 @@ class Launch:
         model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
+    stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.
     """
 
     where: str
@@ -102,6 +103,7 @@ class Launch:
     written_options: Mapping[str, str] = field(default_factory=dict)
     score_labels: int | None = None
     logits_per_chunk: int | None = None
+    stack: str = ""
 
     def in_words_of_file(self, error: InputError) -> InputError:
         """Returns an error about an option that the file sets, with the file's name and argument; else the error."""

@@ -1,12 +1,14 @@
 """Reads Unsloth Studio's training defaults for a model, without the model's name.
 
-Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Of Unsloth's own kernels the loss is modelled: the
-layers are counted as PEFT and the Trainer run them, which needs at least as much.
+Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. In memory, the loss alone of Unsloth's own kernels
+is modelled: the layers are counted as PEFT and the Trainer run them, which needs at least as much. The time is that of
+its kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...sources.huggingface.family import field_names
@@ -72,10 +74,16 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
         run_settings |= fused_loss(reader)
         reader.longest_samples = not training_table.get("packing")
         reader.notes.append(UPPER_BOUND)
-        return trainer_launch(reader, {}, run_settings)
+        return replace(trainer_launch(reader, {}, run_settings), stack=STACK)
 
 
-UPPER_BOUND = "Unsloth's kernels of layers are not modelled: PEFT's and the Trainer's are counted, an upper bound"
+STACK = "unsloth"
+"""The name of the software stack of Unsloth's kernels (presets/timing/stacks.toml)."""
+
+UPPER_BOUND = (
+    "the memory of Unsloth's kernels of layers is not modelled: that of PEFT's and the Trainer's is counted, an upper "
+    "bound"
+)
 
 LOGITS_PER_CHUNK = 2**30
 """The most logits that Unsloth's loss computes at once: 4 GiB in float32 (`_get_chunk_multiplier`)."""

@@ -1,8 +1,8 @@
 """Reads Python files that train with Unsloth from the syntax tree, without running them.
 
 The arguments are those of the calls of `from_pretrained`, of `get_peft_model` and of the trainer's configuration.
-Of Unsloth's kernels the loss is modelled: the layers are counted as PEFT and the Trainer run them, which needs at least
-as much.
+In memory, the loss alone of Unsloth's kernels is modelled: the layers are counted as PEFT and the Trainer run them,
+which needs at least as much.
 Source: unsloth, models/loader.py and models/llama.py for defaults, as of the notebooks of 2026.
 """
 
@@ -36,7 +36,7 @@ from ..launch.trainer import (
     pair_settings,
     trainer_launch,
 )
-from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, fused_loss, recompute_settings
+from .config_file import OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
 """Classes that load a model."""
@@ -187,7 +187,7 @@ def _run_of_calls(
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = trainer_launch(reader, {}, run_settings, model_id=model_name)
+    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), stack=STACK)
     if loss != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
