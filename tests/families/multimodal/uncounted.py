@@ -88,19 +88,14 @@ WRAPPERS = {
         "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
     ),
     "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
-    "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
     "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "muse_glimmer": UncountedModules(
-        "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
-    ),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",
         "vision_tower + audio_tower + vision_adapter + vision_projection",
         {"audio_config": {"out_hidden_size": 32}},
     ),
     "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
-    "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
     "dots3_note": UncountedModules(
         "Dots3NoteForConditionalGeneration",
         "vision_tower + audio_tower",

@@ -71,13 +71,18 @@ FAMILIES = {
     "ultrabert": Family(
         _read_ultrabert,
         {"attention_windows": None},
-        modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
+        modules={
+            "lm_head": "head | projection_head + lm_head",
+            "lm_head.bottleneck": "linear1",
+            "lm_head.dense": "linear2",
+            "lm_head.decoder": "decoder | .lm_head",
+        },
         earlier_names={"model": "ultrabert", "head.decoder": "cls"},
     ),
     "ultravbert": Family(
         None,
         text_type="ultrabert",
-        uncounted_encoders={"vision_config": "siglip_vision_model"},
-        modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},
+        tower_file="siglip",
+        modules={"towers.connector.out_norm": "norm"},
     ),
 }
