@@ -654,6 +654,34 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for kind, name in (("modernvbert", "ModernVBert"), ("ultravbert", "UltraVBert"))
     },
+    "mllama": (
+        "MllamaForConditionalGeneration",
+        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {
+                "vision_config": {
+                    **COMMON_VISION,
+                    "image_size": 24,
+                    "num_global_layers": 3,
+                    "intermediate_layers_indices": [0, 1],
+                    "vision_output_dim": 72,
+                }
+            },
+            {
+                "vision_config": {
+                    **COMMON_VISION,
+                    "image_size": 24,
+                    "num_hidden_layers": 3,
+                    "num_channels": 1,
+                    "num_global_layers": 1,
+                    "intermediate_layers_indices": [2],
+                    "vision_output_dim": 48,
+                    "max_num_tiles": 2,
+                    "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+                }
+            },
+        ],
+    ),
     "smolvlm": (
         "SmolVLMForConditionalGeneration",
         {"vision_model": ("vision_model",), "connector": ("connector",)},

@@ -88,7 +88,6 @@ WRAPPERS = {
         "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
     ),
     "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
-    "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",

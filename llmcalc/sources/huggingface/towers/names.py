@@ -14,7 +14,11 @@ TOWER_MODULES: Modules = {
     "patch_embedder.patch_embedding | embeddings.proj | patch_dense",
     "position_embedding": "embeddings.position_embedding | embeddings.position_embeddings | pos_embed | "
     "patch_embed.pos_emb.position_embeddings | patch_embedder.position_embedding_table | positional_embedding_vlm | "
-    "pos_embedding",
+    "pos_embedding | gated_positional_embedding.embedding",
+    "pre_tile_embedding": "pre_tile_positional_embedding",
+    "post_tile_embedding": "post_tile_positional_embedding",
+    "tile_positions": "gated_positional_embedding - gated_positional_embedding.embedding",
+    "tile_positions.embedding": "tile_embedding",
     "class_embedding": "embeddings.class_embedding | embeddings.cls_token",
     "embed_norm": "pre_layrnorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
     "norm": "post_layernorm | layernorm_post | ln_post | final_layernorm | layernorm | layer_norm | ln",
@@ -27,6 +31,8 @@ TOWER_MODULES: Modules = {
     "self_attn_layer_norm | norm_pre_attn | layer_norm_att",
     "self_attn_post_norm": "post_attention_layernorm | norm_post_attn",
     "self_attn_out_scale": "lambda_1",
+    "self_attn_out_gate": "gate_attn",
+    "mlp_out_gate": "gate_ffn",
     "conv_pre_norm": "operator_norm",
     "conv.conv": "spatial_conv",
     "mlp": "mlp | feed_forward | fc1 + fc2",

@@ -133,6 +133,7 @@ def _window_field(config: Config, layer_kind: str) -> Table:
 FAMILIES = {
     "muse_glimmer": Family(
         None,
+        {"tie_word_embeddings": False},  # what its class takes, whose configuration has no such field
         text_type="muse_glimmer_text",
         tower_file="muse",
         modules={"towers.vision_projection.map_1": "vision_projection"},
