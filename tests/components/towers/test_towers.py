@@ -584,11 +584,11 @@ def test_descriptions_come_back(run: Any, tmp_path: Path, kind: str) -> None:
 
 
 def test_a_wrapper_whose_towers_are_not_read_says_so_given_or_not() -> None:
-    remark = "its encoder is not counted: vision_config: 'step3p5_vision' is not supported"
-    table, notes = read_config(wrapped("step3p7", {"vision_config": {"model_type": "step3p5_vision"}}))
-    assert notes == [remark]
+    remark = "its encoder is not counted: vision_config: 'molmo2_vision' is not supported"
+    table, notes = read_config(wrapped("molmo2", {"vision_config": {"model_type": "molmo2_vision"}}))
+    assert remark in notes
     assert "towers" not in table
-    assert read_config(wrapped("step3p7", {}))[1] == [remark]
+    assert remark in read_config(wrapped("molmo2", {}))[1]
 
 
 def test_the_published_aria_has_the_parameters_of_its_index() -> None:

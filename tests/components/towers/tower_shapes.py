@@ -682,6 +682,20 @@ WRAPPERS: dict[str, Shapes] = {
             },
         ],
     ),
+    "step3p7": (
+        "Step3p7ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model", "vision_downsampler"),
+            "multi_modal_projector": ("multi_modal_projector",),
+        },
+        [
+            {"vision_config": {**COMMON_VISION, "image_size": 24}},
+            {
+                "vision_config": {"width": 24, "layers": 3, "heads": 2, "mlp_ratio": 1.5, "image_size": 56},
+                "projector_bias": True,
+            },
+        ],
+    ),
     "smolvlm": (
         "SmolVLMForConditionalGeneration",
         {"vision_model": ("vision_model",), "connector": ("connector",)},

@@ -77,7 +77,6 @@ WRAPPERS = {
         "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector", runs=False),
     "blip": UncountedModules(
         "BlipForConditionalGeneration", "vision_model", {"vision_config": VISION}, text_model="text_decoder"
     ),

@@ -20,7 +20,7 @@ TOWER_MODULES: Modules = {
     "tile_positions": "gated_positional_embedding - gated_positional_embedding.embedding",
     "tile_positions.embedding": "tile_embedding",
     "class_embedding": "embeddings.class_embedding | embeddings.cls_token",
-    "embed_norm": "pre_layrnorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
+    "embed_norm": "pre_layrnorm | pre_layernorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
     "norm": "post_layernorm | layernorm_post | ln_post | final_layernorm | layernorm | layer_norm | ln",
     "self_attn": "self_attn | attention | attn",
     "q_proj": "q_proj | qkv/3 | q",
