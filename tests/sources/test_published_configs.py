@@ -41,6 +41,10 @@ READ: dict[str, tuple[dict[str, Any], list[str]]] = {
     "doge-160m": ({}, []),
     "doge-20m-instruct": ({}, []),
     "jina-embeddings-v3": ({}, [ADAPTERS]),
+    "reformer-crime-and-punishment": (
+        {},
+        ["reversible layers: training computes each layer again, which is not counted"],
+    ),
     "minimax-m2-awq": (
         {"model_type": "minimax_m2"},
         ["model_type: 'mixtral'; read as 'minimax_m2', for architectures names MiniMaxM2ForCausalLM"],
