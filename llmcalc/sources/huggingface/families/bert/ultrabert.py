@@ -71,18 +71,17 @@ FAMILIES = {
     "ultrabert": Family(
         _read_ultrabert,
         {"attention_windows": None},
-        modules={
-            "lm_head": "head | projection_head + lm_head",
-            "lm_head.bottleneck": "linear1",
-            "lm_head.dense": "linear2",
-            "lm_head.decoder": "decoder | .lm_head",
-        },
+        modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
         earlier_names={"model": "ultrabert", "head.decoder": "cls"},
     ),
     "ultravbert": Family(
         None,
         text_type="ultrabert",
         tower_file="siglip",
-        modules={"towers.connector.out_norm": "norm"},
+        modules={
+            "lm_head": "projection_head + lm_head",
+            "lm_head.decoder": ".lm_head",
+            "towers.connector.out_norm": "norm",
+        },
     ),
 }
