@@ -42,12 +42,13 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "DPRQuestionEncoder": "none",
     "DPRContextEncoder": "none",
     "RND1LM": "lm",
+    "NeoMMEForRetrieval": "lm",
 }
 """Class-name suffix → head kind; the first matching suffix wins.
 
 `OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
-text model has its head. Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their
-heads.
+text model has its head, and NeoMME's reader replaces that of its retriever. Classes of reward models are code of the
+models' repositories; `parts.REWARD_HEADS` has their heads.
 """
 
 
