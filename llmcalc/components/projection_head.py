@@ -21,7 +21,8 @@ class ProjectionHead(Component):
     """A linear layer from every token's hidden state to a vector for similarity search.
 
     size: the size of the vector.
-    bias: whether the layer has a bias, false by default.
+    bias: whether its layers have a bias, false by default.
+    inner_size: the width of another linear layer with a ReLU before it (jina-reranker-v3); none by default.
     """
 
     formula_source: ClassVar[str] = "Khattab and Zaharia 2020, §3.1"
@@ -31,8 +32,11 @@ class ProjectionHead(Component):
     type: Literal["projection"] = "projection"
     size: Width
     bias: Flag = False
+    inner_size: Width | None = None
 
     def flow(self, recorder: Flow, x: Value) -> Value:
+        if self.inner_size is not None:
+            x = recorder.act(recorder.linear("dense", x, Axis("inner", self.inner_size), bias=self.bias), "relu")
         return recorder.linear("proj", x, Axis("embedding", self.size), bias=self.bias)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
@@ -40,7 +44,7 @@ class ProjectionHead(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(size=10), cls(size=30, bias=True)]
+        return [cls(size=10), cls(size=30, bias=True), cls(size=10, inner_size=6)]
 
 
 @cache
@@ -52,9 +56,13 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ProjectionHead, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.proj = nn.Linear(model_properties.hidden_size, spec.size, bias=spec.bias)
+            input_size = model_properties.hidden_size
+            if spec.inner_size is not None:
+                self.dense = nn.Linear(input_size, spec.inner_size, bias=spec.bias)
+                input_size = spec.inner_size
+            self.proj = nn.Linear(input_size, spec.size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.proj(x)
+            return self.proj(self.dense(x).relu() if hasattr(self, "dense") else x)
 
     return ProjectionHeadReference

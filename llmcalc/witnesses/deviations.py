@@ -19,7 +19,11 @@ from .witness import family_of_class
 
 
 def _remove_last_token(op: Op) -> Op:
-    return replace(op, limit=op.limit - 1) if isinstance(op, KVCache) and op.limit is not None else op
+    """Returns a cache as the class keeps it: of its window all but one token, and every token if the window is 1.
+
+    The class slices from `1 - window`, which for a window of 1 is the first token (cache_utils.py of transformers).
+    """
+    return replace(op, limit=op.limit - 1 or None) if isinstance(op, KVCache) and op.limit is not None else op
 
 
 COMMON_DEVIATIONS = (

@@ -271,8 +271,9 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
+    head_names = {node: module for node, module in module_names_of_wrapper.items() if node.startswith("lm_head")}
     return find_modules_of_nodes(
-        spec.tree(), class_paths, spec.kind, base_path, module_names_of_text, module_names_of_wrapper
+        spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
 
 

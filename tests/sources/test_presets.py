@@ -105,7 +105,7 @@ def test_the_module_of_k_exaone_has_a_dense_layer() -> None:
 
 
 def test_presets_without_the_encoders_of_their_model_say_so() -> None:
-    for name in ("inkling", "mimo-v2.5", "muse-spark-816b-a42b", "step-3.7-flash"):
+    for name in ("inkling", "mimo-v2.5"):
         preset = load_preset(name)
         assert any("encoder" in note for note in preset.notes), name
         assert not preset.model.towers, name

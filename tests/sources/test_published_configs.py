@@ -41,6 +41,10 @@ READ: dict[str, tuple[dict[str, Any], list[str]]] = {
     "doge-160m": ({}, []),
     "doge-20m-instruct": ({}, []),
     "jina-embeddings-v3": ({}, [ADAPTERS]),
+    "reformer-crime-and-punishment": (
+        {},
+        ["reversible layers: training computes each layer again, which is not counted"],
+    ),
     "minimax-m2-awq": (
         {"model_type": "minimax_m2"},
         ["model_type: 'mixtral'; read as 'minimax_m2', for architectures names MiniMaxM2ForCausalLM"],
@@ -101,6 +105,63 @@ def test_the_size_of_colberts_vectors_stands_beside_its_config(tmp_path: Path) -
     (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": "96"}))
     with pytest.raises(InputError, match="colbert_dim: '96'; expected a positive whole number"):
         describe_config(tmp_path / "config.json")
+
+
+QWEN2_VL_2B = {
+    "model_type": "qwen2_vl",
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8960,
+    "vocab_size": 151936,
+    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "num_heads": 16, "mlp_ratio": 4},
+}
+QWEN3_06B = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "vocab_size": 151936,
+}
+CLASS_HEADS: dict[str, tuple[dict[str, Any], int]] = {
+    "ColQwen2": (QWEN2_VL_2B, 1536 * 128 + 128),
+    "BiQwen2": (QWEN2_VL_2B, 0),
+    "JinaVLForRanking": (QWEN2_VL_2B, 1536 * 1536 + 1536 + 1536 + 1),
+    "ColQwen3": (QWEN3_06B, 1024 * 320 + 320),
+    "JinaEmbeddingsV4Model": ({**QWEN3_06B, "multi_vector_projector_dim": 64}, 1024 * 64 + 64),
+    "JinaForRanking": (QWEN3_06B, 1024 * 512 + 512 * 512),
+    "Qwen3ForScore": (QWEN3_06B, 0),
+    "Qwen3RewardModel": (QWEN3_06B, 0),
+}
+"""Class of other code, in the config of a model that it extends → that config, and the parameters of its head.
+
+illuin-tech/colpali (colpali_engine/models); modeling.py of jinaai/jina-reranker-m0 and jina-reranker-v3, and jina_vl.py
+and jina.py of vLLM; modeling_jina_embeddings_v4.py of jinaai/jina-embeddings-v4.
+"""
+
+
+@pytest.mark.parametrize("class_name", CLASS_HEADS)
+def test_classes_of_other_code_have_a_head_of_theirs_instead_of_logits(class_name: str) -> None:
+    config, head_parameters = CLASS_HEADS[class_name]
+    untied = {**config, "tie_word_embeddings": False, "architectures": [class_name]}
+    without_head = describe_data({**untied, "architectures": []}, head="none", allow_unknown=True)["model"]
+    base, counted = (
+        ModelSpec.model_validate({**fields, "towers": {}}).tree().total(total_params_of)
+        for fields in (without_head, describe_data(untied)["model"])
+    )
+    assert counted == base + head_parameters
+
+
+def test_a_class_of_scores_without_a_known_head_says_so() -> None:
+    """RLHFlow/ArmoRM-Llama3-8B-v0.1: its layers are counted, and neither logits nor its gates."""
+    notes = describe_data({**QWEN3_06B, "architectures": ["LlamaForRewardModelWithGating"]})["notes"]
+    assert any(
+        "the head of LlamaForRewardModelWithGating is not supported; no head is counted" in note for note in notes
+    )
 
 
 def test_hidden_states_of_nv_embed_attend_to_latents() -> None:
@@ -376,10 +437,13 @@ def test_a_class_of_an_unknown_name_with_a_head_is_remarked_on() -> None:
 
 def test_messages_about_classes_say_nothing_twice() -> None:
     llama = shapes_of("llama")[0]
-    assert describe_data({**llama, "architectures": ["LlamaForScore"]})["notes"][0] == (
-        "architectures: the head of LlamaForScore is not supported; a language-model head is counted (--head none for "
-        "none)"
-    )
+    for class_name, head_text in (
+        ("LlamaForScore", "no head is counted (--head lm for a language-model head)"),
+        ("LlamaWithGates", "a language-model head is counted (--head none for none)"),
+    ):
+        assert describe_data({**llama, "architectures": [class_name]})["notes"][0] == (
+            f"architectures: the head of {class_name} is not supported; {head_text}"
+        )
     bert = {**shapes_of("bert")[0], "architectures": ["NomicBertModel"]}
     with pytest.raises(InputError, match="model_type says 'bert', and these are two models; expected fields that name"):
         describe_data(bert)

@@ -69,12 +69,6 @@ DEGENERATE: tuple[Any, ...] = (0, 1, None)
 
 ACTIVATIONS = ("gelu", "relu", "silu")
 
-WINDOWS = ("sliding_window", "attention_window_size")
-
-
-def _of_a_window_of_one(config: dict[str, Any], checks: list[Check]) -> bool:
-    return any(config.get(name) == 1 for name in WINDOWS) and all(check.quantity == "cache_bytes" for check in checks)
-
 
 def _of_padded_tokens(config: dict[str, Any], checks: list[Check]) -> bool:
     window = config.get("attention_window")
@@ -92,8 +86,6 @@ def _of_padded_heads(config: dict[str, Any], checks: list[Check]) -> bool:
 
 
 KNOWN: dict[str, Callable[[dict[str, Any], list[Check]], bool]] = {
-    "a sliding cache drops all but the last window - 1 tokens by a slice from 1 - window, which for a window of 1 "
-    "keeps every token": _of_a_window_of_one,
     "Longformer's encoder pads the tokens to a multiple of its largest window": _of_padded_tokens,
     "Moonshine's attention pads each head with zeros; a remark says so": _of_padded_heads,
 }

@@ -135,10 +135,14 @@ def test_a_class_that_cannot_be_built_is_no_mistake() -> None:
 
 
 def test_a_known_difference_excuses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = {**MISTRAL, "sliding_window": 1}
-    assert judged(narrow)[0] == "known"
+    padded = {**shapes_of("moonshine")[0], "pad_head_dim_to_multiple_of": 16}
+    assert judged(padded)[0] == "known"
     monkeypatch.setattr(differential, "read_config", lambda config: read_config({**config, "intermediate_size": 40}))
-    assert judged(narrow)[0] == "wrong"
+    assert judged(padded)[0] == "wrong"
+
+
+def test_a_window_of_one_token_is_no_window_in_a_cache() -> None:
+    assert judged({**MISTRAL, "sliding_window": 1}) == ("same", "")
 
 
 def test_what_is_refused_is_held_against_the_class() -> None:

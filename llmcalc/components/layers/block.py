@@ -47,7 +47,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext, apply_dropout
+from ..runtime import ForwardContext, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +69,11 @@ PLACEMENT_SOURCES: Mapping[str, str] = {
 PARALLEL_SOURCES: Mapping[str, str] = {"shared": "Wang & Komatsuzaki 2021", "separate": "Black et al. 2022"}
 """Norms of a parallel layer → its source."""
 
-SCALE_SOURCES: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "output": "Touvron et al. 2021"}
+SCALE_SOURCES: Mapping[bool | str, str] = {
+    "residual": "Shi et al. 2024 (Doge)",
+    "output": "Touvron et al. 2021",
+    "gate": "Alayrac et al. 2022, §2.2",
+}
 """What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
@@ -202,7 +206,7 @@ class Block(Layer):
     cross_attention: attention to an encoder's output; none by default.
     residual_scale: true scales and shifts the sublayer's output and the residual before adding them (ZAYA1). `residual`
         only scales the residual (Doge). `output` only scales the sublayer's output (LayerScale: Touvron 2021,
-        arXiv:2103.17239; InternVL). False by default.
+        arXiv:2103.17239; InternVL), `gate` by the tanh of one number (Llama 3.2 Vision's encoder). False by default.
     idle_cross_attention: whether cross-attention has parameters but never runs, for lack of an encoder (the decoders of
         BART and related models alone); false by default.
     idle_source_size: the width of what idle cross-attention would read, by default the layer's (BLIP's decoder, whose
@@ -214,7 +218,7 @@ class Block(Layer):
     type: Literal["block"] = "block"
     input_norm: Norm | None = None
     cross_attention: Attention | None = None
-    residual_scale: Flag | Literal["residual", "output"] = False
+    residual_scale: Flag | Literal["residual", "output", "gate"] = False
     idle_cross_attention: Flag = False
     idle_source_size: Width | None = None
 
@@ -338,6 +342,9 @@ class Block(Layer):
         scale_kind = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
             sublayer_output = recorder.part(f"{sublayer}_out_scale", scale_kind, sublayer_output)
+        if self.residual_scale == "gate":
+            gate = recorder.vector(f"{sublayer}_out_gate", Axis("gate", 1))
+            sublayer_output = recorder.mul(sublayer_output, recorder.act(gate, "tanh"))
         if self.residual_scale in (True, "residual"):
             x = recorder.part(f"{sublayer}_residual_scale", scale_kind, x)
         return recorder.add(x, sublayer_output)
@@ -371,6 +378,7 @@ class Block(Layer):
             base_block.model_copy(update={"residual_scale": True}),
             base_block.model_copy(update={"residual_scale": "residual"}),
             base_block.model_copy(update={"residual_scale": "output"}),
+            base_block.model_copy(update={"residual_scale": "gate"}),
             base_block.model_copy(update={"input_norm": layernorm}),
             base_block.model_copy(update={"attention": Nothing()}),
             base_block.model_copy(update={"feed_forward": Nothing()}),
@@ -438,6 +446,8 @@ def _reference_class() -> type[nn.Module]:
                 hidden_size, scales_both = model_properties.hidden_size, spec.residual_scale is True
                 if scales_both or spec.residual_scale == "output":
                     self.add_module(f"{sublayer}_out_scale", ResidualScaling(hidden_size, bias=scales_both))
+                if spec.residual_scale == "gate":
+                    self.add_module(f"{sublayer}_out_gate", vector_module(torch.ones(1)))
                 if scales_both or spec.residual_scale == "residual":
                     self.add_module(f"{sublayer}_residual_scale", ResidualScaling(hidden_size, bias=scales_both))
             for sublayer in self.order:
@@ -457,6 +467,8 @@ def _reference_class() -> type[nn.Module]:
             sublayer_output = self._normalize(
                 f"{sublayer}_out_scale", self._normalize(f"{sublayer}_post_norm", sublayer_output)
             )
+            if hasattr(self, f"{sublayer}_out_gate"):
+                sublayer_output = sublayer_output * getattr(self, f"{sublayer}_out_gate").weight.tanh()
             return self._normalize(f"{sublayer}_residual_scale", x) + sublayer_output
 
         def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:

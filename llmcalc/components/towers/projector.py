@@ -42,12 +42,15 @@ class Map(Part):
     bias: whether it has a bias, false by default.
     hidden_act: the activation on its output, identity by default.
     gated: whether the activated second half of the output multiplies the first half, false by default.
+    halves: whether it is a convolution that reads three patches by three and halves the sides of the grid (Step 3.7),
+        false by default.
     """
 
     size: Width
     bias: Flag = False
     hidden_act: Activation = "identity"
     gated: Flag = False
+    halves: Flag = False
 
     def flow(self, recorder: Flow, x: Value, linear_name: str) -> Value:
         if self.gated:
@@ -58,9 +61,12 @@ class Map(Part):
                 half_axis,
             )
             return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
-        return _activate(
-            recorder, recorder.linear(linear_name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act
-        )
+        hidden_axis = Axis("hidden", self.size)
+        if self.halves:
+            halved_rows = MergedPatchRows(of=x.rows, side=2)
+            x = recorder.conv(linear_name, x, hidden_axis, kernel=9, bias=self.bias, rows=halved_rows)
+            return _activate(recorder, x, self.hidden_act)
+        return _activate(recorder, recorder.linear(linear_name, x, hidden_axis, bias=self.bias), self.hidden_act)
 
 
 class Resampler(LearnedQueries):
@@ -202,6 +208,8 @@ class Projector(TowerPart):
                 raise ValueError(
                     f"maps.size: {linear_map.size} has no two halves; expected an even number where a map is gated"
                 )
+            if linear_map.halves and (linear_map.gated or self.resampler is not None or self.frames > 1):
+                raise ValueError("maps.halves: reads a grid of patches; expected no gated, resampler or frames")
         if self.merged == "mean" and self.norm_of == "merged":
             raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
         if self.resampler is not None and (
@@ -337,6 +345,7 @@ class Projector(TowerPart):
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
             cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
             *(cls(input_size=10, maps=(Map(size=24, bias=True),), resampler=qformer) for qformer in QFormer.examples()),
+            cls(input_size=10, maps=(Map(size=12, bias=True, halves=True), Map(size=24))),
         ]
 
 
@@ -411,7 +420,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
             for linear_index, linear_map in enumerate(spec.maps, 1):
-                self.add_module(f"map_{linear_index}", nn.Linear(input_width, linear_map.size, bias=linear_map.bias))
+                map_module = (
+                    nn.Conv2d(input_width, linear_map.size, 3, 2, 1, bias=linear_map.bias)
+                    if linear_map.halves
+                    else nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
+                )
+                self.add_module(f"map_{linear_index}", map_module)
                 input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
                 self.output_marks = MarkerVectors(spec.output_marks, input_width)
@@ -428,9 +442,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             """Returns the projected vectors of special tokens that are not text."""
             return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
 
-        def _apply_maps(self, x: Tensor) -> Tensor:
+        def _apply_maps(self, x: Tensor, columns: int = 1) -> Tensor:
+            """Applies the linear layers. columns: the patches per row, which only convolutions read."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
-                projected_x = self.get_submodule(f"map_{linear_index}")(x)
+                map_module = self.get_submodule(f"map_{linear_index}")
+                if linear_map.halves:
+                    grid = map_module(x.unflatten(1, (-1, columns)).permute(0, 3, 1, 2))
+                    projected_x, columns = grid.flatten(2).transpose(1, 2), grid.shape[-1]
+                else:
+                    projected_x = map_module(x)
                 if linear_map.gated:
                     gated_half, gate = projected_x.chunk(2, -1)
                     x = gated_half * activate(linear_map.hidden_act, gate)
@@ -457,6 +477,6 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 frames_of_images = x.unflatten(0, (-1, frames)).transpose(1, 2)
                 x = frames_of_images.mean(2) if is_mean else frames_of_images.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
-            return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
+            return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x, patch_columns // merge)
 
     return {"projector": ProjectorReference, "resampler": ResamplerReference}

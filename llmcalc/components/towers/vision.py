@@ -72,6 +72,28 @@ class PatchPositions(Part):
         return (position,) if self.axes == 1 else (position, recorder.look_up(position_table, x.rows))
 
 
+class TilePositions(Part):
+    """Learned vectors of the tiles of an image, before and after the layers, and of the patches of each tile.
+
+    Each is multiplied by the tanh of a gate before it is added (Llama 3.2 Vision: Grattafiori 2024, arXiv:2407.21783,
+    §7.1). For every kind of image there is a vector for each of its tiles.
+
+    max_tiles: the largest number of tiles of an image.
+    image_kinds: the number of aspect ratios that have vectors, with that of no image.
+    """
+
+    max_tiles: Width
+    image_kinds: Width
+
+    def flow(self, recorder: Flow, x: Value, node_name: str, positions: int = 1) -> Value:
+        """Returns x and the tiles' gated vectors. positions: the number of vectors of a tile."""
+        with recorder.scope(node_name):
+            table_axis = Axis("positions", self.max_tiles * self.image_kinds * positions)
+            tile_vectors, _ = recorder.table("embedding", table_axis, *x.axes, of=x.rows)
+            gate = recorder.vector("gate", Axis("gate", 1))
+            return recorder.add(x, recorder.mul(tile_vectors, recorder.act(gate, "tanh")))
+
+
 class AttentionPooling(Part):
     """A pooling head: attention of one learned query to all patches, and a feed-forward network (SigLIP).
 
@@ -104,7 +126,8 @@ class VisionTower(TowerPart):
     registers: the number of further learned vectors that are added to it (Darcet 2023, arXiv:2309.16588), 0 by
         default. With registers, positions are added to the patches alone.
     merger: what makes one patch of each square after the layers of the stack, none by default.
-    upper_stack: the layers after the merger, none by default.
+    tiles: learned vectors of the tiles of an image (Llama 3.2 Vision), none by default.
+    upper_stack: the layers after the merger, or after the second vectors of the tiles; none by default.
     pooling: the pooling head, none by default.
     video_frames: the number of frames of a patch of a video, whose projection images do not use (C-RADIO); none by
         default.
@@ -126,6 +149,7 @@ class VisionTower(TowerPart):
     class_embedding: Flag = False
     registers: int = Field(default=0, ge=0, le=1000, strict=True)
     merger: WindowMerger | None = None
+    tiles: TilePositions | None = None
     upper_stack: Stack | None = None
     pooling: AttentionPooling | None = None
     video_frames: Width | None = None
@@ -141,8 +165,10 @@ class VisionTower(TowerPart):
             "stack", self.hidden_size, "encoder", grid=True, before_grid=self.vector_count > 0
         )
         self.stack.check_stack_position(position_in_model)
-        if (self.merger is None) != (self.upper_stack is None):
-            raise ValueError("upper_stack: the layers after a merger; expected both or neither")
+        if (self.merger is None and self.tiles is None) != (self.upper_stack is None):
+            raise ValueError("upper_stack: the layers after a merger, or of tiles; expected both or neither")
+        if self.tiles is not None and (self.merger is not None or self.registers or self.positions is None):
+            raise ValueError("tiles: expected positions, and neither a merger nor registers")
         if self.merger is not None and (self.vector_count or self.pooling is not None):
             raise ValueError("merger: reads patches alone; expected no class_embedding, registers or pooling")
         if self.upper_stack is not None:
@@ -180,6 +206,8 @@ class VisionTower(TowerPart):
         x = recorder.linear("patch_embedding", x, hidden, bias=self.patches.bias)
         if self.registers:
             x = self._add_positions(recorder, x)
+        if self.tiles is not None:
+            x = self.tiles.flow(recorder, x, "pre_tile_embedding")
         if self.class_embedding:
             x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=ExtendedRows(of=patches))
         if self.registers:
@@ -189,6 +217,8 @@ class VisionTower(TowerPart):
             x = recorder.cat(x, registers, axes=x.axes, rows=ExtendedRows(of=patches, more=self.vector_count))
         else:
             x = self._add_positions(recorder, x)
+        if self.tiles is not None and self.positions is not None:
+            x = self.tiles.flow(recorder, x, "tile_positions", self.positions.axes * self.positions.rows)
         with recorder.apart(causal=False):
             x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
         if self.merger is not None and self.upper_stack is not None:
@@ -196,6 +226,10 @@ class VisionTower(TowerPart):
                 x = self.merger.flow(recorder, x)
             with recorder.scope("upper"), recorder.apart(causal=False):
                 return self.upper_stack.flow(recorder, x)
+        if self.tiles is not None and self.upper_stack is not None:
+            x = self.tiles.flow(recorder, x, "post_tile_embedding")
+            with recorder.scope("upper"), recorder.apart(causal=False):
+                x = self.upper_stack.flow(recorder, x)
         x = x.view(hidden, new_rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
@@ -262,8 +296,18 @@ class VisionTower(TowerPart):
         ]
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
+        gated_block = siglip.model_copy(update={"residual_scale": "gate"})
         return [
             cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
+            cls(
+                hidden_size=12,
+                patches=image_patches,
+                stack=stacks[0],
+                positions=PatchPositions(rows=17),
+                class_embedding=True,
+                tiles=TilePositions(max_tiles=2, image_kinds=4),
+                upper_stack=Stack(num_hidden_layers=2, block=gated_block),
+            ),
             cls(
                 hidden_size=12,
                 patches=image_patches,
@@ -325,6 +369,19 @@ def _reference_class() -> type[nn.Module]:
             for buffer_name, buffer in named_buffers:
                 self.register_buffer(buffer_name, buffer)
 
+    class TileVectors(nn.Module):
+        """Adds the gated vectors of the first kind of image's first tile. x: [images, patches, hidden]."""
+
+        def __init__(self, tiles: TilePositions, hidden_size: int, positions: int = 1) -> None:
+            super().__init__()
+            self.positions = positions
+            self.embedding = nn.Embedding(tiles.max_tiles * tiles.image_kinds * positions, hidden_size)
+            self.gate = vector_module(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            tile_vectors: Tensor = self.embedding(torch.arange(x.shape[1], device=x.device) % self.positions)
+            return x + tile_vectors * self.gate.weight.tanh()
+
     class PoolingAttention(nn.Module):
         """Pools patches by a learned query. x: [images, patches, hidden] → [images, 1, hidden]."""
 
@@ -373,6 +430,10 @@ def _reference_class() -> type[nn.Module]:
             if spec.merger is not None and spec.upper_stack is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden))
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
+            if spec.tiles is not None and spec.positions is not None and spec.upper_stack is not None:
+                self.pre_tile_embedding, self.post_tile_embedding = (TileVectors(spec.tiles, hidden) for _ in range(2))
+                self.tile_positions = TileVectors(spec.tiles, hidden, spec.positions.axes * spec.positions.rows)
+                self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers
                 self.clamps = NamedBuffers(("bounds", torch.full((num_clamps,), float("inf"))))
@@ -405,13 +466,17 @@ def _reference_class() -> type[nn.Module]:
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             is_positioned_first = hasattr(self, "position_embedding") and self.spec.registers > 0
             x = self._add_position_embeddings(x, patch_rows, patch_columns) if is_positioned_first else x
+            x = self.pre_tile_embedding(x) if self.spec.tiles is not None else x
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
             if hasattr(self, "registers"):
                 x = torch.cat([x, self.registers.weight.expand(len(x), -1, -1)], 1)
             elif hasattr(self, "position_embedding"):
                 x = self._add_position_embeddings(x, patch_rows, patch_columns)
+            x = self.tile_positions(x) if self.spec.tiles is not None else x
             x = self._stack[0].forward(x, ForwardContext(columns=patch_columns))
+            if self.spec.tiles is not None:
+                x = self.upper(self.post_tile_embedding(x), ForwardContext(columns=patch_columns))
             if self.spec.merger is not None:
                 merged_patches: Tensor = self.upper(
                     self.merger(x, patch_columns), ForwardContext(columns=patch_columns // self.spec.merger.side)

@@ -10,7 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .description import read_description
-from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTION_SIZES, architecture_of
+from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of
 from .model_type import with_model_type
 from .other_config_forms import config_of_other_form
 from .registry import family_of, model_type_of_class_name, usual_name
@@ -43,7 +43,7 @@ def files_beside(path: Path) -> tuple[str, ...]:
 
     Raises `InputError` as `read_json` does.
     """
-    is_projected = architecture_of(read_json(path)) in PROJECTION_SIZES
+    is_projected = _projection_field(read_json(path)) == PROJECTION_FIELD
     return FILES_BESIDE if is_projected else (QUANTIZATION_FILE,)
 
 
@@ -120,13 +120,19 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     ]
 
 
+def _projection_field(config: Mapping[str, Any]) -> str:
+    """Returns the field with the size of the vectors to which a config's class projects tokens; empty without one."""
+    projection = PROJECTIONS.get(architecture_of(config))
+    return "" if projection is None else projection.field
+
+
 def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the size of ColBERT's vectors (`dim`) from the file beside a `config.json`; empty if none states it.
 
     Raises `InputError` for a file that cannot be read.
     """
     file = path.with_name(ARTIFACT_FILE)
-    needs_size = architecture_of(config) in PROJECTION_SIZES and config.get(PROJECTION_FIELD) is None
+    needs_size = _projection_field(config) == PROJECTION_FIELD and config.get(PROJECTION_FIELD) is None
     if path.name != "config.json" or not needs_size or not file.exists():
         return {}
     vector_size = read_json(file).get("dim")

@@ -12,7 +12,7 @@ from .config import Config, is_json_integer
 from .drafts import with_draft_type
 from .dropout import dropout_of
 from .family import Family
-from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTION_SIZES, architecture_of, head_kind_of_config
+from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of, head_kind_of_config
 from .parts import with_router_fields
 from .registry import (
     FILE_OF,
@@ -222,6 +222,27 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
         )
 
 
+def _class_projection(
+    config: Config, root_config: Mapping[str, Any], text_hidden_size: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the head of a class that projects every token's hidden state, with remarks. config: the text model's."""
+    projection = PROJECTIONS[architecture_of(root_config)]
+    sized_config = config if projection.field in config.data else Config(root_config, {}, config.model_type)
+    is_stated = sized_config.data.get(projection.field) is not None
+    head = {
+        "type": "projection",
+        "size": sized_config.integer(projection.field) if is_stated else projection.size,
+        **({"bias": True} if projection.bias else {}),
+        **({"inner_size": text_hidden_size // 2} if projection.halves else {}),
+    }
+    if is_stated or projection.field != PROJECTION_FIELD:
+        return head, []
+    return head, [
+        f"dim: not in the config, and no {ARTIFACT_FILE} is beside it; tokens are projected to ColBERT's usual "
+        f"{projection.size} numbers"
+    ]
+
+
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
     """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
 
@@ -380,18 +401,8 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     if head == "none" and model_fields["head"]["type"] == "latents":
         model_fields["head"] = {"type": "none"}
     projection_notes: list[str] = []
-    if head is None and architecture_of(root_config) in PROJECTION_SIZES:
-        usual_size = PROJECTION_SIZES[architecture_of(root_config)]
-        is_stated = root_config.get(PROJECTION_FIELD) is not None
-        model_fields["head"] = {
-            "type": "projection",
-            "size": config.integer(PROJECTION_FIELD) if is_stated else usual_size,
-        }
-        if not is_stated:
-            projection_notes.append(
-                f"dim: not in the config, and no {ARTIFACT_FILE} is beside it; tokens are projected to ColBERT's usual "
-                f"{usual_size} numbers"
-            )
+    if head is None and architecture_of(root_config) in PROJECTIONS:
+        model_fields["head"], projection_notes = _class_projection(config, root_config, model_fields["hidden_size"])
     family_records = (
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )

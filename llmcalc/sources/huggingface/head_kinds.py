@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...components.head_kind import HeadKind
 
@@ -33,6 +34,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "Qwen2ForRewardModel": "classification",
     "Qwen2ForProcessRewardModel": "classification",
     "InternLM2ForRewardModel": "classification",
+    "JinaVLForRanking": "classification",
     "OmniModel": "lm",
     "Pix2StructTextModel": "lm",
     "Model": "none",
@@ -40,27 +42,66 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "DPRQuestionEncoder": "none",
     "DPRContextEncoder": "none",
     "RND1LM": "lm",
-    "HF_ColBERT": "none",
+    "NeoMMEForRetrieval": "lm",
 }
 """Class-name suffix → head kind; the first matching suffix wins.
 
 `OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
-text model has its head. Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their
-heads.
+text model has its head, and NeoMME's reader replaces that of its retriever. Classes of reward models are code of the
+models' repositories; `parts.REWARD_HEADS` has their heads.
 """
 
 
-PROJECTION_SIZES = {"HF_ColBERT": 128}
-"""Class that projects every token's hidden state, without a bias → the usual size of the vector.
+PROJECTION_FIELD = "colbert_dim"
+"""The config field of the size of ColBERT's vectors, as vLLM calls it; in `artifact.metadata` it is `dim`."""
 
-ColBERT's size is `dim` in `artifact.metadata`, a file beside the config, and not in the config itself.
+
+class ClassProjection(NamedTuple):
+    """The projection of every token's hidden state in a class that is code of another library.
+
+    size: the usual size of the vector.
+    field: the field of the config, or of the text model's section, that states another size.
+    bias: whether the layer has a bias.
+    halves: whether another linear layer to half the width, with a ReLU, is before it.
+    """
+
+    size: int
+    field: str = "dim"
+    bias: bool = True
+    halves: bool = False
+
+
+PROJECTIONS = {
+    "HF_ColBERT": ClassProjection(128, PROJECTION_FIELD, bias=False),
+    "JinaEmbeddingsV4Model": ClassProjection(128, "multi_vector_projector_dim"),
+    "JinaForRanking": ClassProjection(512, "embedding_size", bias=False, halves=True),
+    "BiPaliProj": ClassProjection(1024),
+    "ColQwen3": ClassProjection(320),
+    **dict.fromkeys(
+        ("ColPali", "ColIdefics3", "ColGemma3", "ColQwen2", "ColQwen2_5", "ColQwen2_5Omni", "ColQwen3_5"),
+        ClassProjection(128),
+    ),
+}
+"""Class without an output head → its projection.
+
+ColBERT's size is `dim` in `artifact.metadata`, a file beside the config, and not in the config itself. The classes from
+`BiPaliProj` on are those of illuin-tech/colpali (colpali_engine/models), whose configs state the model type of the
+model that they extend. For jina-embeddings-v4 modeling_jina_embeddings_v4.py in its repository, for jina-reranker-v3
+modeling.py in its repository and jina.py of vLLM.
 """
 
 ARTIFACT_FILE = "artifact.metadata"
 """The file beside a `config.json` in which ColBERT's code states how the model was trained."""
 
-PROJECTION_FIELD = "colbert_dim"
-"""The config field of the size of that vector, in the name that vLLM reads; `artifact.metadata` calls it `dim`."""
+BI_ENCODERS = ("BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5")
+"""Classes without an output head, of illuin-tech/colpali."""
+
+_SCORES_OR_VECTORS = re.compile(r"Reward|Scor(e|ing)|Rank|Retriev|Embedding")
+
+
+def names_another_head(class_name: str) -> bool:
+    """Whether an unknown class says by its name that it returns scores or vectors, which are no logits."""
+    return not class_name.endswith(tuple(HEAD_ENDINGS)) and _SCORES_OR_VECTORS.search(class_name) is not None
 
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:
@@ -76,4 +117,6 @@ def head_kind_of_config(config_data: Mapping[str, Any]) -> HeadKind:
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:
         return "lm"  # whatever its name ends with (`GlmasrModel` of GLM-ASR's own code)
+    if class_name in PROJECTIONS or class_name in BI_ENCODERS or names_another_head(class_name):
+        return "none"
     return next((head for class_ending, head in HEAD_ENDINGS.items() if class_name.endswith(class_ending)), "lm")

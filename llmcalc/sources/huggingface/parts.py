@@ -9,7 +9,7 @@ from ...components.base import LARGEST
 from ...components.stack import BASE, MOST_KINDS, table_with_changes
 from ...errors import InputError, shown
 from .config import Config, is_json_integer, is_number
-from .head_kinds import HEAD_ENDINGS, architecture_of
+from .head_kinds import HEAD_ENDINGS, PROJECTIONS, architecture_of, names_another_head
 
 Table = dict[str, Any]
 
@@ -331,8 +331,12 @@ REWARD_HEADS: dict[str, Table] = {
     "Qwen2ForRewardModel": {"num_labels": 1, "transform": {"hidden_act": "relu", "norm": None}},
     "Qwen2ForProcessRewardModel": {"num_labels": 2, "transform": {"hidden_act": "relu", "norm": None}},
     "InternLM2ForRewardModel": {"num_labels": 1, "bias": False},
+    "JinaVLForRanking": {"num_labels": 1, "transform": {"hidden_act": "relu", "norm": None}},
 }
-"""Class of a reward model → its head, which scores every token (qwen2_rm.py and internlm2.py of vLLM)."""
+"""Class of a reward model or reranker → its head (qwen2_rm.py, internlm2.py and jina_vl.py of vLLM).
+
+It scores every token; that of Jina's reranker scores the last one alone in practice.
+"""
 
 
 def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
@@ -369,7 +373,10 @@ def head_table(
     """
     class_name = architecture(config)
     if config.head == "none":
-        if "For" in class_name.replace("Former", "").replace("Formula", "") and class_name.endswith("Model"):
+        has_model_head = "For" in class_name.replace("Former", "").replace("Formula", "")
+        if (has_model_head and class_name.endswith("Model")) or (
+            names_another_head(class_name) and class_name not in PROJECTIONS
+        ):
             config.notes.append(
                 f"architectures: the head of {class_name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"

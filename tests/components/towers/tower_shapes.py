@@ -80,6 +80,10 @@ EMU3: dict[str, Any] = {
 }  # fmt: skip
 VOCABULARY_MAP = {"<image>": 9, "<|extra_200|>": 10, **{f"<|visual token {i:06}|>": 11 + i for i in range(40)}}
 
+MUSE: dict[str, Any] = {**COMMON_VISION, "num_hidden_layers": 5, "pos_emb_height": 3, "pos_emb_width": 3}
+MUSE_PROJECTOR = {"out_hidden_size": 96, "projector_hidden_size": 40}
+MUSE_PLACES = {name: (name,) for name in ("vision_tower", "vision_adapter", "vision_projection")}
+
 GLM: dict[str, Any] = {**COMMON_DEPTH, "image_size": 24, "out_hidden_size": 32}
 GLM_PLACES = {"visual": ("visual", "visual_downsample", "visual_merger", "visual_network")}
 GLM_SHAPES: list[dict[str, Any]] = [
@@ -618,6 +622,77 @@ WRAPPERS: dict[str, Shapes] = {
                 "vision_config": {**JANUS, "attention_bias": False, "mlp_ratio": 2.5, "depth": 3, "num_channels": 1},
                 "vq_config": {**JANUS_TOKENIZER, "channel_multiplier": [1], "num_res_blocks": 2, "in_channels": 1}
                 | {"num_hidden_layers": 3},
+            },
+        ],
+    ),
+    "muse_glimmer": (
+        "MuseGlimmerForConditionalGeneration",
+        MUSE_PLACES,
+        [
+            {"vision_config": MUSE, **MUSE_PROJECTOR},
+            {
+                "vision_config": {
+                    **MUSE,
+                    "num_hidden_layers": 3,
+                    "patch_temporal": 1,
+                    "merge_size": 1,
+                    "layer_types": ["full_attention", "window_attention", "window_attention"],
+                },
+                "out_hidden_size": 24,
+                "projector_hidden_act": "silu",
+            },
+        ],
+    ),
+    **{
+        kind: (
+            f"{name}ForMaskedLM",
+            {"vision_model": ("vision_model",), "connector": ("connector",)},
+            [
+                {"vision_config": SIGLIP, "pixel_shuffle_factor": 2},
+                {"vision_config": {**SIGLIP, "vision_use_head": True, "num_hidden_layers": 3}},
+            ],
+        )
+        for kind, name in (("modernvbert", "ModernVBert"), ("ultravbert", "UltraVBert"))
+    },
+    "mllama": (
+        "MllamaForConditionalGeneration",
+        {"vision_model": ("vision_model",), "multi_modal_projector": ("multi_modal_projector",)},
+        [
+            {
+                "vision_config": {
+                    **COMMON_VISION,
+                    "image_size": 24,
+                    "num_global_layers": 3,
+                    "intermediate_layers_indices": [0, 1],
+                    "vision_output_dim": 72,
+                }
+            },
+            {
+                "vision_config": {
+                    **COMMON_VISION,
+                    "image_size": 24,
+                    "num_hidden_layers": 3,
+                    "num_channels": 1,
+                    "num_global_layers": 1,
+                    "intermediate_layers_indices": [2],
+                    "vision_output_dim": 48,
+                    "max_num_tiles": 2,
+                    "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+                }
+            },
+        ],
+    ),
+    "step3p7": (
+        "Step3p7ForConditionalGeneration",
+        {
+            "vision_model": ("vision_model", "vision_downsampler"),
+            "multi_modal_projector": ("multi_modal_projector",),
+        },
+        [
+            {"vision_config": {**COMMON_VISION, "image_size": 24}},
+            {
+                "vision_config": {"width": 24, "layers": 3, "heads": 2, "mlp_ratio": 1.5, "image_size": 56},
+                "projector_bias": True,
             },
         ],
     ),

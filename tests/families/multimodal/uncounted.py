@@ -77,7 +77,6 @@ WRAPPERS = {
         "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector", runs=False),
     "blip": UncountedModules(
         "BlipForConditionalGeneration", "vision_model", {"vision_config": VISION}, text_model="text_decoder"
     ),
@@ -88,19 +87,13 @@ WRAPPERS = {
         "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
     ),
     "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
-    "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
-    "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "muse_glimmer": UncountedModules(
-        "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
-    ),
     "muse_spark": UncountedModules(
         "MuseSparkForConditionalGeneration",
         "vision_tower + audio_tower + vision_adapter + vision_projection",
         {"audio_config": {"out_hidden_size": 32}},
     ),
     "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
-    "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
     "dots3_note": UncountedModules(
         "Dots3NoteForConditionalGeneration",
         "vision_tower + audio_tower",

@@ -10,13 +10,18 @@ from ..family import Modules
 TOWER_MODULES: Modules = {
     "layers": "encoder.layers | encoder.layer | transformer.layers | blocks | layers | encoders",
     "patch_embedding": "embeddings.patch_embedding | embeddings.patch_embeddings.projection | patch_embed.proj | "
-    "patch_embed | patch_conv | patch_embedding.linear | patch_embedder.input_proj | embeddings.proj | patch_dense",
+    "patch_embed | patch_conv | patch_embedding.linear | patch_embedder.input_proj | "
+    "patch_embedder.patch_embedding | embeddings.proj | patch_dense",
     "position_embedding": "embeddings.position_embedding | embeddings.position_embeddings | pos_embed | "
     "patch_embed.pos_emb.position_embeddings | patch_embedder.position_embedding_table | positional_embedding_vlm | "
-    "pos_embedding",
+    "pos_embedding | gated_positional_embedding.embedding",
+    "pre_tile_embedding": "pre_tile_positional_embedding",
+    "post_tile_embedding": "post_tile_positional_embedding",
+    "tile_positions": "gated_positional_embedding - gated_positional_embedding.embedding",
+    "tile_positions.embedding": "tile_embedding",
     "class_embedding": "embeddings.class_embedding | embeddings.cls_token",
-    "embed_norm": "pre_layrnorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
-    "norm": "post_layernorm | layernorm_post | final_layernorm | layernorm | layer_norm | ln",
+    "embed_norm": "pre_layrnorm | pre_layernorm | layernorm_pre | ln_pre | embedding_norm | post_conv_layernorm",
+    "norm": "post_layernorm | layernorm_post | ln_post | final_layernorm | layernorm | layer_norm | ln",
     "self_attn": "self_attn | attention | attn",
     "q_proj": "q_proj | qkv/3 | q",
     "k_proj": "k_proj | qkv/3 | k",
@@ -26,6 +31,8 @@ TOWER_MODULES: Modules = {
     "self_attn_layer_norm | norm_pre_attn | layer_norm_att",
     "self_attn_post_norm": "post_attention_layernorm | norm_post_attn",
     "self_attn_out_scale": "lambda_1",
+    "self_attn_out_gate": "gate_attn",
+    "mlp_out_gate": "gate_ffn",
     "conv_pre_norm": "operator_norm",
     "conv.conv": "spatial_conv",
     "mlp": "mlp | feed_forward | fc1 + fc2",
@@ -47,7 +54,7 @@ TOWER_MODULES: Modules = {
     "multi_modal_projector.norm": "layer_norm | layernorm | norm | mm_soft_emb_norm",
     "mm_projector.norm": "pre_norm",
     "map_1": "linear_1 | linear | linear_fc1 | in_proj | mlp.0 | mm_input_projection_weight | embedding_projection | "
-    "modality_projection.proj | fc1",
+    "modality_projection.proj | modality_projection | fc1",
     "map_2": "linear_2 | linear_fc2 | out_proj | mlp.2 | fc2",
     "visual_merger": "visual.merger",
     "visual_merger.norm": "norm | ln_q",

@@ -77,6 +77,17 @@ def _read_paddleocr(root_config: Config, config: Config, text_hidden_size: int) 
     }
 
 
+def _read_modernvbert(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads ModernVBERT, and UltraVBERT with a norm at its end: SigLIP, and a linear layer over merged squares."""
+    out_norm = {"out_norm": rmsnorm()} if root_config.model_type == "ultravbert" else {}
+    linear_layer = (text_hidden_size, False, "identity")
+    merge_size = root_config.integer("pixel_shuffle_factor")
+    return {
+        "vision_model": siglip_encoder(config),
+        "connector": projector(config.integer("hidden_size"), linear_layer, merge=merge_size, **out_norm),
+    }
+
+
 def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads MiniCPM-V 4.6: SigLIP, with a merger after some of its layers, and networks over squares of four patches.
 
@@ -341,6 +352,10 @@ WRAPPERS = {
         _read_paddleocr,
         dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR),  # the second in published configs
         ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
+    ),
+    "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}),
+    "ultravbert": vision_section(
+        _read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}, {"vision_use_head": False}
     ),
     "lfm2_vl": vision_section(
         _read_lfm2,

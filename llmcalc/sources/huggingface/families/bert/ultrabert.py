@@ -77,7 +77,11 @@ FAMILIES = {
     "ultravbert": Family(
         None,
         text_type="ultrabert",
-        uncounted_encoders={"vision_config": "siglip_vision_model"},
-        modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},
+        tower_file="siglip",
+        modules={
+            "lm_head": "projection_head + lm_head",
+            "lm_head.decoder": ".lm_head",
+            "towers.connector.out_norm": "norm",
+        },
     ),
 }

@@ -115,7 +115,19 @@ NO_COUNT = field_names(
 
 
 FAMILIES = {
-    "step3p7": Family(None, text_type="step3p5", uncounted_encoders={"vision_config": "step3p5_vision"}),
+    "step3p7": Family(
+        None,
+        {"tie_word_embeddings": False},  # what its class takes, whose configuration has no such field
+        text_type="step3p5",
+        tower_file="step",
+        modules={
+            "towers.vision_downsampler": "vision_model",
+            "towers.vision_downsampler.map_1": "downsampler1",
+            "towers.vision_downsampler.map_2": "downsampler2",
+            "towers.multi_modal_projector.map_1": "multi_modal_projector",
+        },
+        quirks=Quirks(reads_values=EVERY),
+    ),
     "step3p5": Family(
         _read_step3p5,
         {"moe_layers_enum": None},

@@ -132,14 +132,19 @@ def _window_field(config: Config, layer_kind: str) -> Table:
 
 FAMILIES = {
     "muse_glimmer": Family(
-        None, text_type="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}
+        None,
+        {"tie_word_embeddings": False},  # what its class takes, whose configuration has no such field
+        text_type="muse_glimmer_text",
+        tower_file="muse",
+        modules={"towers.vision_projection.map_1": "vision_projection"},
     ),
     "muse_glimmer_text": Family(_read_muse_glimmer_text),
     "muse_spark": Family(
         None,
         text_type="muse_spark_text",
         tying_source="never",
-        uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
+        tower_file="muse",
+        uncounted_encoders={"audio_config": "muse_spark_audio"},
     ),
     "muse_spark_text": Family(
         _read_muse_spark_text,

@@ -36,7 +36,12 @@ FAMILIES = {
         None,
         text_type="mllama_text_model",
         tying_source="never",
-        uncounted_encoders={"vision_config": "mllama_vision_model"},
+        tower_file="mllama",
+        modules={
+            "towers.vision_model.layers": "transformer.layers",
+            "towers.vision_model.upper.layers": "global_transformer.layers",
+            "towers.multi_modal_projector.map_1": "multi_modal_projector",
+        },
     ),
     "mllama_text_model": Family(
         _read_mllama_text_model, modules=module_names("mllama_text_model"), dropout_fields={"attention": "dropout"}

@@ -145,6 +145,12 @@ FAMILIES = {
     "internvl": Family(None, text_type="qwen2", tower_file="llava"),
     "idefics3": Family(None, text_type="llama", tower_file="llava"),
     "smolvlm": Family(None, text_type="llama", tower_file="llava"),
+    "modernvbert": Family(
+        None,
+        text_type="modernbert",
+        tower_file="siglip",
+        modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},
+    ),
     "qwen2_audio": Family(None, text_type="qwen2", tying_source="never", tower_file="audio"),
     "voxtral": Family(
         None,

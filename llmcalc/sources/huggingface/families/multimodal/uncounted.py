@@ -29,7 +29,6 @@ FAMILIES = {
         None, text_type="qwen2", tying_source="either", uncounted_encoders={"vision_config": "timm_wrapper"}
     ),
     "perception_lm": Family(None, text_type="llama", uncounted_encoders={"vision_config": "timm_wrapper"}),
-    "modernvbert": Family(None, text_type="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
     "florence2": Family(None, text_type="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,

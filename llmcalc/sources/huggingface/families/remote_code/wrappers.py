@@ -136,7 +136,7 @@ FAMILIES = {
     "R": _wrapper_family("qwen3", f"{VLLM}rvl.py"),
     "bee": _wrapper_family("qwen3", f"{VLLM}bee.py"),
     "opencua": _wrapper_family("qwen2", f"{VLLM}opencua.py"),
-    "step_robotics": _wrapper_family("qwen3", f"{VLLM}step_vl.py"),
+    "step_robotics": _wrapper_family("qwen3", f"{VLLM}step_vl.py", tower_file="step"),
     "llava_onevision2": _wrapper_family("qwen3", f"{VLLM}llava_onevision2.py"),
     "mage_vl": _wrapper_family("qwen3", f"{MLX_VLM}mage_vl"),
     "llmjpvl": _wrapper_family("llama", f"{MLX_VLM}llmjpvl"),

@@ -1,0 +1,67 @@
+"""The vision encoder of Llama 3.2 Vision: tiles of an image, layers, and gated layers above them.
+
+Grattafiori 2024 (arXiv:2407.21783), §7.1. transformers: models/mllama.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp
+from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
+
+
+def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Llama 3.2 Vision: one linear layer reads the last output beside those of some of the lower layers."""
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    block = layer_table(self_attention(config), ffn, layernorm(config.number("norm_eps")))
+    tower = vision_transformer(
+        config,
+        block,
+        stack={"embedding_norm": layernorm(), "final_norm": layernorm()},
+        patch_fields={"num_channels": config.integer("num_channels")},
+        positions={"rows": patches_per_side(config) ** 2 + 1},
+        class_embedding=True,
+        tiles={"max_tiles": config.integer("max_num_tiles"), "image_kinds": _image_kinds(config) + 1},
+        upper_stack={
+            "num_hidden_layers": config.integer("num_global_layers"),
+            "block": {**block, "residual_scale": "gate"},
+        },
+    )
+    features = 1 + len(config.integers("intermediate_layers_indices"))
+    output_width = features * config.integer("hidden_size")
+    config.require("vision_output_dim", output_width)
+    return {
+        "vision_model": tower,
+        "multi_modal_projector": projector(output_width, (text_hidden_size, True, "identity"), encoder_layers=features),
+    }
+
+
+def _image_kinds(config: Config) -> int:
+    """Returns the number of aspect ratios of images that have vectors of their own."""
+    aspect_ratios = config.get("supported_aspect_ratios")
+    if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_KINDS:
+        raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_KINDS} pairs")
+    return len(aspect_ratios)
+
+
+MOST_KINDS = 1000
+"""The most aspect ratios of a config that are read."""
+
+VISION: Table = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_global_layers": 8,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "hidden_act": "gelu",
+    "norm_eps": 1e-5,
+    "image_size": 448,
+    "patch_size": 14,
+    "vision_output_dim": 7680,
+    "max_num_tiles": 4,
+    "intermediate_layers_indices": [3, 7, 15, 23, 30],
+    "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+}
+
+WRAPPERS = {"mllama": vision_section(_read_mllama, {"mllama_vision_model": VISION})}

@@ -1,0 +1,65 @@
+"""The vision encoder of Muse Glimmer and Muse Spark: attention within squares of patches in most layers, and RoPE.
+
+transformers: models/muse_glimmer, muse_spark.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, Table, layernorm, listed_kinds, stack_of_variants
+from .section import ROTARY, biased_layer, projector, vision_section, vision_transformer
+
+
+def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Muse's encoder: a norm before and after its layers, two linear layers over merged squares, and a third."""
+    hidden_size, merge_size, depth = (
+        config.integer(field) for field in ("hidden_size", "merge_size", "num_hidden_layers")
+    )
+    window_side, norm = config.integer("pos_emb_height"), layernorm(config.number("layer_norm_eps"))
+    default_kinds = ["window" if (layer + 1) % 4 and layer != depth - 1 else "full" for layer in range(depth)]
+    layer_kinds = listed_kinds(config, "layer_types", LAYER_TYPES, default_kinds)
+    windows: Table = {"full": {}, "window": {"attention": {"grid_window": window_side}}}
+    tower = vision_transformer(
+        config,
+        biased_layer(config, layernorm(1e-5), **ROTARY),
+        stack={**stack_of_variants(windows, layer_kinds), "embedding_norm": norm, "final_norm": norm},
+        patch_fields={"temporal_patch_size": config.integer("patch_temporal")},
+        positions={"rows": window_side * config.integer("pos_emb_width")},
+    )
+    root_config.require("out_hidden_size", hidden_size * merge_size**2)
+    inner_width = root_config.integer("projector_hidden_size")
+    activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    linear_layer = (inner_width, False, activation)
+    return {
+        "vision_tower": tower,
+        "vision_adapter": projector(hidden_size, linear_layer, linear_layer, merge=merge_size),
+        "vision_projection": projector(
+            inner_width, (text_hidden_size, False, "identity"), out_norm={"type": "rmsnorm", "weight": False}
+        ),
+    }
+
+
+LAYER_TYPES = {"full_attention": "full", "window_attention": "window"}
+
+VISION: Table = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 50,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "patch_size": 14,
+    "patch_temporal": 2,
+    "merge_size": 2,
+    "pos_emb_height": 32,
+    "pos_emb_width": 32,
+    "layer_types": None,
+}
+PROJECTOR: Table = {"out_hidden_size": 6144, "projector_hidden_size": 4096, "projector_hidden_act": "gelu"}
+
+WRAPPERS = {
+    kind: vision_section(
+        _read_muse, {f"{kind}_vision": VISION}, PROJECTOR, ignored_fields=frozenset({"rope_parameters"})
+    )
+    for kind in ("muse_glimmer", "muse_spark")
+}

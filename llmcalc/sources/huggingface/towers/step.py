@@ -1,0 +1,66 @@
+"""The vision encoder of Step 3.7 and Step3-VL: layers with RoPE and scaled outputs, and two halvings of the grid.
+
+transformers: models/step3p7. vllm/model_executor/models/step_vl.py of vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from ....components.base import LARGEST
+from ..config import Config
+from ..family import field_names
+from ..parts import ACTIVATIONS, Table, layernorm, mlp
+from .section import ROTARY, biased_layer, patches_per_side, projector, vision_section, vision_transformer
+
+
+def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads Step's encoder, two convolutions that each halve the sides of the grid, and one linear layer."""
+    hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_eps"))
+    for field in ("use_cls_token", "use_ln_post"):  # of the published code, which transformers' class does not read
+        if config.data.get(field):
+            raise config.error(field, config.data[field], "false")
+    mlp_ratio = config.number("mlp_ratio")
+    if not 1 <= hidden_size * mlp_ratio <= LARGEST:
+        raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST}")
+    ffn = mlp(int(hidden_size * mlp_ratio), config.choice(ACTIVATIONS, "hidden_act"))
+    tower = vision_transformer(
+        config,
+        {**biased_layer(config, norm, ffn=ffn, **ROTARY), "residual_scale": "output"},
+        stack={"embedding_norm": norm},
+        patch_fields={"num_channels": config.integer("num_channels")},
+        positions={"rows": patches_per_side(config) ** 2},
+    )
+    halvings = [{"size": channels, "bias": True, "halves": True} for channels in (2 * hidden_size, 4 * hidden_size)]
+    linear_layer = (text_hidden_size, root_config.flag("projector_bias"), "identity")
+    return {
+        "vision_model": tower,
+        "vision_downsampler": {**projector(hidden_size), "maps": halvings},
+        "multi_modal_projector": projector(4 * hidden_size, linear_layer),
+    }
+
+
+VISION: Table = {
+    "hidden_size": 1536,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 728,
+    "patch_size": 14,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+    "mlp_ratio": 8960 / 1536,
+}
+
+SECTIONS = vision_section(
+    _read_step,
+    {"step3p5_vision": VISION, "perception_encoder": VISION},  # the second in published configs
+    {"projector_bias": False},
+    aliases={"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"},
+    ignored_fields=field_names(
+        """
+        intermediate_size layer_scale_init_value ls_init_value output_dim pool_type rope_parameters use_abs_posemb
+        use_cls_token use_ln_post use_ln_pre use_rope2d
+        """
+    ),
+)
+
+WRAPPERS = {"step3p7": SECTIONS, "step_robotics": SECTIONS}
