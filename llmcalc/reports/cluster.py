@@ -10,8 +10,8 @@ from typing import Any
 from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.settings import NARROW_PRODUCTS
-from ..frameworks.launch.record import Launch
 from ..frameworks.framework import Framework
+from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
 from ..optional import TOWERS
 from ..parallel.layout import stages
