@@ -55,6 +55,10 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
+ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
+"""Phase that is timed where none is stated → its name in a sentence."""
+
+
 @in_words_of_file
 def ask_time(
     run: RunQuestion,
@@ -75,11 +79,18 @@ def ask_time(
     if run.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     run.require_one_accelerator()
+    is_phase_assumed = run.settings.phase == "inference"
     run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
     measured_time = options.measured
-    explanation = None if measured_time is None else (measured_time, explain_measured(estimated_run, measured_time))
+    explanation = None
+    if measured_time is not None:
+        lines = explain_measured(estimated_run, measured_time)
+        is_in_range = estimated_run.range.low <= measured_time <= estimated_run.range.high
+        if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:
+            lines.insert(0, f"{ASSUMED_PHASES[estimated_run.phase]} is assumed: a training step has --phase training")
+        explanation = measured_time, lines
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(run.preset, estimated_run, options.by_node, explanation), calibration),

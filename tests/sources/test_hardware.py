@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -619,3 +620,9 @@ def test_an_apple_computer_is_answered_with_chips_that_exist() -> None:
             assert find_hardware(chip).vendor == "Apple"
         with pytest.raises(InputError, match="sold with several chips"):
             find_hardware(computer)
+
+
+def test_details_fit_a_terminal(run: Any) -> None:
+    for name in ("mi350x", "mi355x"):
+        rows = run("hardware", name).out.partition("\n\n")[0].splitlines()
+        assert max(map(len, rows)) <= 80
