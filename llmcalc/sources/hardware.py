@@ -197,10 +197,10 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 @cache
 def machines() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machines.toml`: type in small letters → its accelerator and the number of them."""
+    """Returns the contents of `machines.toml`: type without case and punctuation → its accelerator and the number of them."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
-        machine_type.lower(): (hardware_name, count)
+        normalized(machine_type): (hardware_name, count)
         for hardware_name, counts_by_type in machine_table.items()
         for machine_type, count in counts_by_type.items()
     }
@@ -208,7 +208,7 @@ def machines() -> dict[str, tuple[str, int]]:
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
-    return machines().get(machine_type.strip().lower())
+    return machines().get(normalized(machine_type))
 
 
 def _hardware_by_name(typed_name: str) -> Hardware:

@@ -594,6 +594,7 @@ def test_output_to_a_file(run, tmp_path):
         ("g5.16xlarge", "a10g", 1),
         ("g4dn.12xlarge", "t4", 4),
         ("p5.48xlarge", "h100-sxm", 8),
+        ("DGX H100", "h100-sxm", 8),
         # https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
         ("a3-highgpu-8g", "h100-sxm", 8),
         ("a2-ultragpu-1g", "a100-80gb", 1),
