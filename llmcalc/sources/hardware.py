@@ -197,7 +197,7 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 @cache
 def machines() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machines.toml`: type without case and punctuation → its accelerator and the number of them."""
+    """Returns the contents of `machines.toml`: machine type, normalized → accelerator and count."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
         normalized(machine_type): (hardware_name, count)
