@@ -203,6 +203,12 @@ _COUNT_FACTORS = {
     "e": 10**18,
     "z": 10**21,
     "y": 10**24,
+    "mn": 10**6,
+    "bn": 10**9,
+    "tn": 10**12,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
 }
 
 
@@ -246,7 +252,7 @@ def _is_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
 
 
 def parse_count(count_text: str, quantity_name: str = "") -> int:
-    """Parses a positive count, where k means 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
+    """Parses a positive count, where k means 1,000: `8e9`, `8B`, `8bn`, `8_000_000_000` → 8000000000.
 
     quantity_name: name of the option, for the error message.
     Raises `InputError` for any other text, zero and negative numbers included.

@@ -74,6 +74,11 @@ CALLS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model": "gpt2", "hardware": "h100", "input": 256, "output": 64, "concurrency": 8},
         "serve gpt2 --hardware h100 --input 256 --output 64 --concurrency 8",
     ),
+    "cost": (
+        "cost",
+        {"model": "gpt2", "hardware": "h100", "options": {"requests": "1M"}, "input": 256, "output": 64},
+        "cost gpt2 --hardware h100 --requests 1M --input 256 --output 64",
+    ),
     "compare": ("compare", {"models": ["gpt2", "gpt2-xl"]}, "compare gpt2 gpt2-xl"),
 }
 

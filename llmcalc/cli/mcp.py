@@ -19,7 +19,7 @@ INSTRUCTIONS = (
 
 def command(offline: OfflineOption = False) -> None:
     """Answers as tools for language models: a server of the Model Context Protocol on standard input and output.
-    Its tools are params, flops, kv, memory, fit, plan, time, serve and compare, with the options of the commands.
+    Its tools are params, flops, kv, memory, fit, plan, time, serve, cost and compare, with the options of the commands.
     They only read, and use the network only for a hub id.
     """
     server = tool_server()

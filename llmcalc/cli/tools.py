@@ -17,7 +17,7 @@ from ..sources.files import LARGEST_CONFIG, require_shallow_nesting
 from ..sources.names import STDIN
 from .main import build_command
 
-TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "compare")
+TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "cost", "compare")
 """Commands that are tools."""
 
 LEFT_OUT = frozenset({"format", "notes", "table", "offline", "help", "help-all", "measure"})

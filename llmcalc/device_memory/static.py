@@ -264,7 +264,7 @@ def _inference_memory(
             except IndivisibleMatrix as error:
                 if not isinstance(spec, RankModel) or spec.layout.tp == 1:
                     raise
-                advice = "expected a smaller --tp, or another scheme (--quantize)"
+                advice = "expected a smaller --tp, another scheme (--quantize), or an engine that pads them (--engine)"
                 message = f"--tp {spec.layout.tp}: of a rank's weights in {scheme.label}, {error.reason}; {advice}"
                 raise IndivisibleMatrix(message, error.reason) from None
         stored_bytes = quantized_sizes[size_key]
@@ -279,7 +279,7 @@ def _inference_memory(
         return MemoryUse(
             params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
         )
-    has_usual_format = run_settings.phase == "inference" and (run_settings.dtype is None or scheme is not None)
+    has_usual_format = run_settings.phase == "inference" and scheme is not None
     activation_format = weight_format if DTYPE_BITS[weight_format] >= 16 and not has_usual_format else "bfloat16"
     cache_format_name = cache_format(run_settings.kv_dtype or activation_format).name
     return MemoryUse(

@@ -276,7 +276,8 @@ def ask_engine_fit(
 ) -> ReportedAnswer:
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
-    users: requests at once; default 1. seq: tokens of each; default the longest request. devices: at most that many.
+    users: requests at once; default the slots of a launch file, else 1. seq: tokens of each; default the longest
+        request. devices: at most that many.
     Raises `InputError` for several engines and for flags that contradict the users.
     """
     from ..reports.engine import fit_report
@@ -284,8 +285,8 @@ def ask_engine_fit(
     if len(engine_question.engines) != 1:
         raise InputError("--engine: fit answers for one engine; expected it once")
     engine, version = engine_and_version(engine_question.engines[0])
-    user_count = users or 1
     engine_flags = engine_question.flags(engine)
+    user_count = users or _users_of_file(engine, engine_question, engine_flags)
     if seq is not None and engine_question.launch is not None:
         _drop_context_length(engine, engine_question.launch, engine_flags)
     engine_flags = engine.flags_for_users(engine_question.preset, engine_flags, user_count, seq)
@@ -339,6 +340,16 @@ def ask_engine_fit(
         return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(options, report, best_option.serves)
+
+
+def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
+    """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
+
+    Engines whose cache takes any number of requests have no slots.
+    """
+    slots = engine_flags.get(engine.field_of_option("--users"))
+    has_slots = engine.shows_alternatives and engine_question.launch is not None
+    return slots if has_slots and isinstance(slots, int) and slots > 0 else 1
 
 
 def _with_receipt_notes(layout_option: EngineOption, receipt: ReceiptFile) -> EngineOption:

@@ -55,7 +55,7 @@ def _fit_layouts(run: RunQuestion, hardware: Hardware, global_batch: int | None)
     """
     from ..reports.fit import devices_report
     from ..studies.fit_devices import DevicesFitAnswer, fit_devices
-    from .plans import answer_of_fitting_run
+    from .plans import answer_of_fitting_run, untried_frameworks
 
     tight_answers: list[DevicesFitAnswer] = []
     run_on_devices, run_on_several = _runs_by_devices(run, global_batch)
@@ -70,6 +70,10 @@ def _fit_layouts(run: RunQuestion, hardware: Hardware, global_batch: int | None)
     )
     if layout_answer.fit.verdict != "fits":
         layout_answer = next(iter(tight_answers), layout_answer)
+    if layout_answer.fit.verdict == "no":
+        planned = layout_answer.planned
+        sentences = untried_frameworks(run_on_devices, planned.framework.name)
+        layout_answer = replace(layout_answer, planned=replace(planned, untried_frameworks=sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run.preset, layout_answer), layout_answer.fit.verdict != "no"
     )

@@ -52,6 +52,19 @@ def parse_positive(option_name: str, option_value: Any, example_value: str) -> f
     return parsed_number
 
 
+_CURRENCY = r"[$€£¥]|USD|EUR|GBP|CNY"
+_PRICE = re.compile(
+    rf"(?:(?:{_CURRENCY})\s*)?(?P<amount>[0-9.]+)\s*(?:{_CURRENCY})?\s*(?:(?:/|per)\s*(?:h|hr|hour))?", re.IGNORECASE
+)
+"""A price with its currency and its hour, which people write beside it: `$2.5`, `2.50 USD/h`."""
+
+
+def parse_price(option_name: str, option_value: Any) -> float:
+    """Parses the price of an hour, with or without a currency. Raises `InputError` for other values."""
+    price_match = _PRICE.fullmatch(str(option_value).strip())
+    return parse_positive(option_name, option_value if price_match is None else price_match["amount"], "2.5")
+
+
 def parse_share(option_name: str, option_value: Any) -> float:
     """Parses a fraction of at least 0 and less than 1. Raises `InputError` for other values."""
     text_match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(option_value).strip())
@@ -95,7 +108,7 @@ Price: TypeAlias = Annotated[
     float | None,
     listed(
         "Price of a device and hour, in any currency.",
-        parse=partial(parse_positive, example_value="2.5"),
+        parse=parse_price,
         metavar="MONEY",
     ),
 ]

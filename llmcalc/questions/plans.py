@@ -84,6 +84,24 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
         raise refusal_error
 
 
+def untried_frameworks(run: RunQuestion, framework_name: str) -> tuple[str, ...]:
+    """Returns sentences on the usual frameworks that plans try before another one, and that cannot train the run.
+
+    framework_name: the framework of the plan.
+    """
+    from ..frameworks.registry import frameworks_for_plans
+
+    sentences: list[str] = []
+    for framework_record in frameworks_for_plans(run.layout, run.hardware):
+        if framework_record.name == framework_name:
+            break
+        try:
+            framework_record.check(run.with_framework(framework_record).memory_on_one_device(), "")
+        except InputError as error:
+            sentences.append(f"{framework_record.title} is not tried: {str(error).partition(';')[0]}")
+    return tuple(sentences)
+
+
 Answer = TypeVar("Answer")
 
 
@@ -169,6 +187,8 @@ def ask_plan(
     layout_plan = first_fitting_plan(list(layout_plans))
     layout_plan = replace(layout_plan, compared_plans=_compared_plans(run, layout_plan, time_settings))
     suggestions = ""
+    if not layout_plan.plan.feasible:
+        layout_plan = replace(layout_plan, untried_frameworks=untried_frameworks(run, layout_plan.framework.name))
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
         workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
         batch_sizes = layout_plan.global_batch, int(workload.batch)

@@ -457,6 +457,25 @@ def in_words_of_file(
 
 
 @in_words_of_file
+def _planned_framework(run: RunQuestion, framework_record: Framework) -> Framework | None:
+    """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
+    from ..frameworks.registry import frameworks_for_plans
+
+    if run.settings.phase != "training" or run.layout.devices in (None, 1) or run.layout.framework is not None:
+        return None
+    try:
+        planned_frameworks = frameworks_for_plans(run.layout, run.hardware)
+    except InputError:  # of accelerators that train alone
+        return None
+    for planned_framework in planned_frameworks:
+        try:
+            planned_framework.check(run.with_framework(planned_framework).memory_on_one_device(), "")
+        except InputError:
+            continue
+        return None if planned_framework is framework_record else planned_framework
+    return None
+
+
 def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
@@ -513,6 +532,7 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             answer_fields["chosen_for"] = hardware
         else:
             stated_layout = layout_of(layout)
+            answer_fields["planned_framework"] = _planned_framework(run, framework_record)
             ranks = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..parallel.layout_request import LayoutRequest
-    from ..studies.plan import LayoutPlan, Order, RankedLayouts
+    from ..studies.plan import LayoutPlan, Order
     from ..studies.run_time import TimeSettings
     from ..studies.timed_run import TimedRun
 
@@ -55,6 +55,10 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
+ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
+"""Phase that is timed where none is stated → its name in a sentence."""
+
+
 @in_words_of_file
 def ask_time(
     run: RunQuestion,
@@ -75,11 +79,18 @@ def ask_time(
     if run.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     run.require_one_accelerator()
+    is_phase_assumed = run.settings.phase == "inference"
     run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
     options, calibration = _calibrated_options(run, options, read_model)
     estimated_run = timed_run(run, options)
     measured_time = options.measured
-    explanation = None if measured_time is None else (measured_time, explain_measured(estimated_run, measured_time))
+    explanation = None
+    if measured_time is not None:
+        lines = explain_measured(estimated_run, measured_time)
+        is_in_range = estimated_run.range.low <= measured_time <= estimated_run.range.high
+        if is_phase_assumed and estimated_run.phase != "training" and not is_in_range:
+            lines.insert(0, f"{ASSUMED_PHASES[estimated_run.phase]} is assumed: a training step has --phase training")
+        explanation = measured_time, lines
     return ReportedAnswer(
         estimated_run,
         lambda: with_calibration(report(run.preset, estimated_run, options.by_node, explanation), calibration),
@@ -148,7 +159,13 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     is_planned = precision not in NARROW_PRODUCTS or any(
         precision in framework(field).narrow_precisions for field in FRAMEWORK_NAMES
     )
-    return replace(timed_run, resident_bytes=needed_bytes, chosen_options=chosen_options, is_planned=is_planned)
+    return replace(
+        timed_run,
+        resident_bytes=needed_bytes,
+        chosen_options=chosen_options,
+        is_planned=is_planned,
+        has_stated_micro_batches=is_planned_first and run.settings.num_microbatches is not None,
+    )
 
 
 def _check_schedule(
@@ -226,15 +243,17 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
-        raise _no_layout_error(layout_plan.plan, run, run.layout.devices)
+        raise _no_layout_error(layout_plan, run, run.layout.devices)
     return layout_plan
 
 
-def _no_layout_error(plan: RankedLayouts, run: RunQuestion, devices: int | None) -> InputError:
+def _no_layout_error(layout_plan: LayoutPlan, run: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
+    from .plans import untried_frameworks
 
+    plan = layout_plan.plan
     assert run.hardware is not None
     if plan.refused and TOO_MUCH not in plan.refused:
         refusal_reason = max(plan.refused, key=plan.refused.__getitem__)
@@ -248,9 +267,10 @@ def _no_layout_error(plan: RankedLayouts, run: RunQuestion, devices: int | None)
             "expected --step with a measured step"
         )
     memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
+    untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run, layout_plan.framework.name))
     return InputError(
-        f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {run.hardware.title}; expected "
-        f"{memory_advice}, or --step with a measured step"
+        f"--devices {devices}: no layout of {plan.tried:,} under {layout_plan.framework.title} fits the memory of "
+        f"{run.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
     )
 
 

@@ -113,6 +113,8 @@ class UsualEngine:
         engine_memory = self.memory_for_users(users)
         if engine_memory is None or engine_memory.has_room_for(users):
             return users
+        if self.device_bytes(1) is not None:
+            return self._largest_fitting_users(self.device_bytes, 1, users)
         divides_cache = self.record.serving_flags is None  # one cache for any number of users
         return min(users, int(engine_memory.max_users())) if divides_cache and engine_memory.starts else 0
 
@@ -216,9 +218,11 @@ class ServedUsers:
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
         most_users = {users: usual_engine.most_users(users) for users in user_counts}
+        title, option = usual_engine.record.title, f"--engine {usual_engine.record.name}"
         notes = [
-            f"by its own budget {usual_engine.record.title} holds {user_limit:,} users, not {users:,} "
-            f"(--engine {usual_engine.record.name})"
+            f"by its own budget {title} holds {user_limit:,} users, not {users:,} ({option})"
+            if user_limit
+            else f"by its own budget {title} does not start with it ({option} says why)"
             for users, user_limit in most_users.items()
             if user_limit < users
         ]

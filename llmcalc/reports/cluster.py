@@ -10,6 +10,7 @@ from typing import Any
 from .. import units
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.settings import NARROW_PRODUCTS
+from ..frameworks.framework import Framework
 from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster
 from ..optional import TOWERS
@@ -108,6 +109,7 @@ def report(
     launched_run: Launch | None = None,
     planned_hardware: Hardware | None = None,
     rollout: Sequence[RolloutPhase] = (),
+    planned_framework: Framework | None = None,
 ) -> Report:
     """Returns the report: the memory of the largest rank and of every rank that differs, and the accelerators.
 
@@ -115,6 +117,7 @@ def report(
     launched_run: the file that starts the run; default None.
     planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
+    planned_framework: as in `RanksUse`.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = rank_memory.states
@@ -138,6 +141,7 @@ def report(
             *assumptions,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             *_uncounted_towers_notes(cluster),
+            _planned_framework_note(planned_framework),
             layout_note,
             *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
@@ -186,6 +190,13 @@ def report(
         ],
         warnings=warnings_of_notes(preset, warnings),
     ).with_target(preset.target)
+
+
+def _planned_framework_note(planned_framework: Framework | None) -> str:
+    """Writes a note on another framework that `fit`, `plan` and `time` take for the same options; empty without it."""
+    if planned_framework is None:
+        return ""
+    return f"fit, plan and time take {planned_framework.title} for it: --framework {planned_framework.name}"
 
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:

@@ -294,10 +294,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     timed_run = next(
         (tried_replica.decoding for tried_replica in serving_answer.tried_replicas if tried_replica.decoding), None
     )
-    layout_notes = []
+    layout_notes = [
+        f"left out: {layout_text(layout)}: {reason.removeprefix(f'--tp {layout.tp}: ')}"
+        for layout, reason in serving_answer.uncounted_layouts[:1]
+    ]
     if timed_run is not None:
         software_title = timed_run.stack.title
-        layout_notes = [
+        layout_notes += [
             f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {software_title}",
             *_float32_weights_notes(serving_answer.memory, timed_run),
         ]

@@ -295,13 +295,14 @@ def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
 
 
 def notes_on_other_accelerators(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note if layouts are planned for an accelerator on which their framework does not run."""
-    hardware = layout_plan.hardware
+    """Returns notes on frameworks that are not tried, and on one that does not run on the plan's accelerator."""
+    hardware, untried = layout_plan.hardware, list(layout_plan.untried_frameworks)
     if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
-        return []
+        return untried
     return [
+        *untried,
         f"{layout_plan.framework.title} runs on GPUs of NVIDIA and AMD: for {hardware.title}, which it does not "
-        "support, these are the bytes of its kernels there"
+        "support, these are the bytes of its kernels there",
     ]
 
 

@@ -17,6 +17,7 @@ from ..sources.hardware import load_hardware
 from .memory_answer import ASSUMED, MemoryAnswer
 
 if TYPE_CHECKING:
+    from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..studies.rollout_phases import RolloutPhase
     from .document import Report
@@ -29,10 +30,12 @@ class RanksUse(MemoryAnswer, Cluster):
     preset, accelerators, workspace: as in `MemoryAnswer`.
     launch: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
+    planned_framework: the framework that other commands take for the same options, if it is another one; default None.
     """
 
     launch: Launch | None = None
     chosen_for: Hardware | None = None
+    planned_framework: Framework | None = None
 
     @property
     def memory(self) -> Memory:
@@ -106,4 +109,13 @@ class RanksUse(MemoryAnswer, Cluster):
     def report(self) -> Report:
         from .cluster import report
 
-        return report(self.preset, self, self.fits, self.assumed_accelerator, self.launch, self.chosen_for, self.phases)
+        return report(
+            self.preset,
+            self,
+            self.fits,
+            self.assumed_accelerator,
+            self.launch,
+            self.chosen_for,
+            self.phases,
+            self.planned_framework,
+        )

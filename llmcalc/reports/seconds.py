@@ -425,8 +425,14 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     elif timed_run.chosen_options:
         undivided_text = f"; undivided, {training_bytes}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
+    elif timed_run.devices == 1:
+        size_note = f"{training_bytes}: they do not fit; llmcalc fit lists changes with which they do"
     elif timed_run.is_planned:
         size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
+        if timed_run.has_stated_micro_batches:
+            size_note += (
+                f", and --global-batch {timed_run.sequences} in place of --num-microbatches takes the fastest of them"
+            )
     else:
         size_note = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [

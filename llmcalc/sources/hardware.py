@@ -12,6 +12,7 @@ and an unknown size is an error that names the known sizes.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
@@ -65,6 +66,16 @@ MAKER = re.compile(
     re.I,
 )
 """The words of a maker and of its brand or computer, which stand before a name and are no part of it."""
+
+APPLE_COMPUTERS = {
+    "macstudio": "m3-ultra, m4-max or m4-max-64gb",
+    "macmini": "m4, m4-pro or m4-pro-48gb",
+    "macbookpro": "m5, m4-pro, m4-max or m4-max-64gb",
+    "macbookair": "m4 or m4-16gb",
+    "mac": "m4, m4-pro or m4-max-64gb",
+    "applesilicon": "m4, m4-pro or m4-max-64gb",
+}
+"""Apple's computers without their chip → chips with which they are sold, for the error message."""
 
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
@@ -184,10 +195,39 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
     )
 
 
+@cache
+def machines() -> dict[str, tuple[str, int]]:
+    """Returns the contents of `machines.toml`: machine type, normalized → accelerator and count."""
+    machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
+    return {
+        normalized(machine_type): (hardware_name, count)
+        for hardware_name, counts_by_type in machine_table.items()
+        for machine_type, count in counts_by_type.items()
+    }
+
+
+def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
+    """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
+    return machines().get(normalized(machine_type))
+
+
 def _hardware_by_name(typed_name: str) -> Hardware:
     hardware = _preset_with_spelling(typed_name) or _hardware_of_memory_size(typed_name)
     if hardware is not None:
         return hardware
+    if machine := accelerator_of_machine(typed_name):
+        hardware = load_hardware(machine[0])
+        if machine[1] == 1:
+            return hardware
+        raise InputError(
+            f"--hardware: {typed_name}: a machine with {machine[1]} x {hardware.title}; expected --hardware "
+            f"{hardware.name} --devices {machine[1]}"
+        )
+    if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
+        raise InputError(
+            f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
+            f"the largest, such as {computer_chips}"
+        )
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", typed_name):
         raise InputError(
             f"--hardware: {typed_name}: a memory size has a unit; expected {typed_name}GB or {typed_name}GiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
@@ -54,6 +55,7 @@ class ServingFitAnswer:
     fewest: the layout of that replica.
     largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
     untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
+    uncounted_layouts: layouts that divide the heads and widths, each with the reason why a rank cannot be counted.
     """
 
     memory: Memory
@@ -63,6 +65,11 @@ class ServingFitAnswer:
     fewest: Layout | None
     largest_run: FitAnswer
     untried_layouts: int = 0
+    uncounted_layouts: tuple[UncountedLayout, ...] = ()
+
+
+UncountedLayout: TypeAlias = tuple[Layout, str]
+"""A layout, and the reason why a rank of it cannot be counted."""
 
 
 MOST_LAYERS = 10_000
@@ -76,7 +83,8 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     Raises `InputError` where no layout can be tried at all.
     """
     check_depth(model_memory.spec, MOST_LAYERS)
-    replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request)
+    uncounted_layouts: list[UncountedLayout] = []
+    replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
     best_fits = best_replica.fit.verdict != "no"
     fewest_layout = (
         best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
@@ -109,6 +117,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         fewest_layout,
         replace(worst_fit, batch=batch, seq=seq, changes=setting_changes),
         untried_count,
+        tuple(uncounted_layouts),
     )
 
 
@@ -117,24 +126,31 @@ WORK_OF_SEARCH = 3_000_000
 
 
 def serving_replicas(
-    model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+    model_memory: Memory,
+    hardware: Hardware,
+    layout_request: LayoutRequest,
+    uncounted_layouts: list[UncountedLayout] | None = None,
 ) -> tuple[tuple[ReplicaFit, ...], ReplicaFit, int]:
     """Returns the layouts of inference on `request.devices` accelerators, most replicas first, and the best layout.
 
     The best one is the first that fits, or the one that requires least. The third value is the number of layouts that
     were not tried, each with fewer replicas, since one fits and the work of the search is spent.
+    uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     Raises `InputError` where no layout is possible, and where none fits before the work is spent.
     """
     assert layout_request.devices is not None
     tried_replicas: list[ReplicaFit] = []
     work_budget, best_replica = WorkBudget(WORK_OF_SEARCH), None
-    layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices))
+    uncounted_layouts = [] if uncounted_layouts is None else uncounted_layouts
+    layouts = list(serving_layouts(model_memory, layout_request, layout_request.devices, uncounted_layouts))
     for layout in layouts:
         if tried_replicas and work_budget.is_spent():
             break
         tried_replicas.append(_replica_of_layout(model_memory, hardware, layout))
         if best_replica is None and tried_replicas[-1].fit.verdict != "no":
             best_replica = tried_replicas[-1]
+    if not tried_replicas and uncounted_layouts:
+        raise InputError(uncounted_layouts[0][1])
     if not tried_replicas:
         raise ImpossibleLayout(f"--devices {layout_request.devices}: no layout of these is possible")
     untried_count = len(layouts) - len(tried_replicas)
@@ -148,8 +164,16 @@ def serving_replicas(
     return tuple(tried_replicas), best_replica, untried_count
 
 
-def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices: int) -> Iterator[Layout]:
-    """Yields the layouts of a number of devices: most replicas first, then fewest stages."""
+def serving_layouts(
+    model_memory: Memory,
+    layout_request: LayoutRequest,
+    devices: int,
+    uncounted_layouts: list[UncountedLayout] | None = None,
+) -> Iterator[Layout]:
+    """Yields the layouts of a number of devices: most replicas first, then fewest stages.
+
+    uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
+    """
     spec = model_memory.spec
     layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
     stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
@@ -166,17 +190,16 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if layout_refusal(axes, layout, layers, 1) not in (HEADS, WIDTHS) and _can_build_program(model_memory, layout):
+        if layout_refusal(axes, layout, layers, 1) in (HEADS, WIDTHS):
+            continue
+        try:
+            for rank in _end_ranks(layout):
+                inference_rank(model_memory, layout, rank, model_memory.runtime)
+        except InputError as error:
+            if uncounted_layouts is not None:
+                uncounted_layouts.append((layout, str(error)))
+        else:
             yield layout
-
-
-def _can_build_program(model_memory: Memory, layout: Layout) -> bool:
-    try:
-        for rank in _end_ranks(layout):
-            inference_rank(model_memory, layout, rank, model_memory.runtime)
-    except InputError:
-        return False
-    return True
 
 
 def _end_ranks(layout: Layout) -> tuple[int, ...]:

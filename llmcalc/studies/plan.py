@@ -136,6 +136,7 @@ class LayoutPlan:
     compared_plans: plans of one row under other frameworks, for a run that names none: their layouts are not listed.
     is_batch_assumed: whether nobody stated the global batch.
     version: the framework's version; empty for the newest.
+    untried_frameworks: sentences on usual frameworks that cannot train the model, for a run without a layout that fits.
     """
 
     estimates: LayoutEstimates
@@ -151,6 +152,7 @@ class LayoutPlan:
     compared_plans: tuple[LayoutPlan, ...] = ()
     is_batch_assumed: bool = False
     version: str = ""
+    untried_frameworks: tuple[str, ...] = ()
 
     @property
     def assumed_batch(self) -> str:

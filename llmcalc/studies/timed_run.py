@@ -86,6 +86,7 @@ class TimedRun:
         optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
     chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
     is_planned: whether `plan` has the memory of the run's precision; default true.
+    has_stated_micro_batches: whether layouts were not searched because the micro-batches are stated; default false.
     unpriced: options that change the kernels of a training step but not the estimate; default none.
     engine_notes: remarks on the engine's version and the model's class; default none.
     alternatives: description of other settings → seconds with them.
@@ -111,6 +112,7 @@ class TimedRun:
     resident_bytes: int = 0
     chosen_options: str = ""
     is_planned: bool = True
+    has_stated_micro_batches: bool = False
     include: frozenset[str] = frozenset()
     unpriced: tuple[str, ...] = ()
     engine_notes: tuple[str, ...] = ()

@@ -103,10 +103,9 @@ class Device:
     link_protocols: tuple[LinkProtocol, ...] = ()
     is_mesh: bool = False
 
-    @property
-    def is_tested(self) -> bool:
-        """Whether measured rows tested any efficiency of the accelerator's generation."""
-        return self.generation.is_tested
+    def is_tested_under(self, stack_name: str) -> bool:
+        """Whether measured rows tested any efficiency of the accelerator's generation, under this software stack."""
+        return self.generation.is_tested and stack_name not in self.generation.untested_stacks
 
     def format_of(self, dtype: str) -> str:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""

@@ -72,6 +72,7 @@ class AcceleratorGeneration(Record):
     kernel_start: float
     launch_gap: float
     host_launch: float = Field(gt=0)
+    untested_stacks: tuple[str, ...] = ()
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)

@@ -281,3 +281,11 @@ def test_programs_that_run_llama_cpp_and_cards_of_two_sizes_say_what_to_type(run
         (("--launch", "koboldcpp -m model.gguf"), "It runs llama.cpp: type its flags to --engine llama.cpp"),
     ):
         assert message in run("memory", "qwen3-14b", "--hardware", "rtx-3090", *words).error
+
+
+def test_a_launch_file_with_slots_asks_for_as_many_users(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("llama-server -hf unsloth/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 2 -ngl 99\n")
+    words = ("fit", "--launch", str(file), "--hardware", "rtx-4090")
+    assert "2 users of 8,192 tokens" in run(*words).out
+    assert "1 user of " in run(*words, "--users", "1").out

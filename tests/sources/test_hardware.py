@@ -7,13 +7,23 @@ from __future__ import annotations
 import csv
 import json
 import re
+from typing import Any
 
 import pytest
 
 from llmcalc.accelerator import ListedHardware
 from llmcalc.errors import InputError
 from llmcalc.sources.files import validate
-from llmcalc.sources.hardware import COMMON_HARDWARE, find_hardware, hardware_names, load_hardware, with_configuration
+from llmcalc.sources.hardware import (
+    APPLE_COMPUTERS,
+    COMMON_HARDWARE,
+    accelerator_of_machine,
+    find_hardware,
+    hardware_names,
+    load_hardware,
+    machines,
+    with_configuration,
+)
 from llmcalc.sources.presets import normalized, presets_dir
 from tests.samples import in_one_test
 
@@ -573,3 +583,47 @@ def test_output_to_a_file(run, tmp_path):
     assert (code, out) == (0, "")
     assert lines[0].startswith("target,memory_bytes,memory_bandwidth_bytes_per_s")
     assert len(lines) == 1 + len(NAMES)
+
+
+@in_one_test
+@pytest.mark.parametrize(
+    ("machine_type", "hardware_name", "count"),
+    [
+        # https://docs.aws.amazon.com/batch/latest/userguide/gpu-jobs.html
+        ("g5.12xlarge", "a10g", 4),
+        ("g5.16xlarge", "a10g", 1),
+        ("g4dn.12xlarge", "t4", 4),
+        ("p5.48xlarge", "h100-sxm", 8),
+        ("DGX H100", "h100-sxm", 8),
+        # https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines
+        ("a3-highgpu-8g", "h100-sxm", 8),
+        ("a2-ultragpu-1g", "a100-80gb", 1),
+        # https://learn.microsoft.com/azure/virtual-machines/sizes/gpu-accelerated/ndh100v5-series
+        ("Standard_ND96isr_H100_v5", "h100-sxm", 8),
+    ],
+)
+def test_machines_of_clouds(machine_type: str, hardware_name: str, count: int) -> None:
+    assert accelerator_of_machine(machine_type) == (hardware_name, count)
+    if count == 1:
+        assert find_hardware(machine_type).name == hardware_name
+        return
+    with pytest.raises(InputError, match=f"expected --hardware {hardware_name} --devices {count}"):
+        find_hardware(machine_type)
+
+
+def test_every_machine_has_a_known_accelerator() -> None:
+    assert {hardware_name for hardware_name, _ in machines().values()} <= set(NAMES)
+
+
+def test_an_apple_computer_is_answered_with_chips_that_exist() -> None:
+    for computer, chips in APPLE_COMPUTERS.items():
+        for chip in re.findall(r"m[0-9][a-z0-9-]*", chips):
+            assert find_hardware(chip).vendor == "Apple"
+        with pytest.raises(InputError, match="sold with several chips"):
+            find_hardware(computer)
+
+
+def test_details_fit_a_terminal(run: Any) -> None:
+    for name in ("mi350x", "mi355x"):
+        rows = run("hardware", name).out.partition("\n\n")[0].splitlines()
+        assert max(map(len, rows)) <= 80

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import llmcalc
 from llmcalc import load
 from llmcalc.accelerator import Hardware
 from llmcalc.device_memory.estimate import Memory, memory
@@ -334,6 +335,17 @@ def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
         assert entry["tpot"] == timed
         dp = entry["layout"]["dp"]
         assert entry["tokens_per_second"] == pytest.approx(16 * dp / timed["estimate"])
+
+
+def test_a_model_published_in_float32_has_a_cache_of_its_activations(run: Any) -> None:
+    """Its cache was counted in bfloat16 by `memory` and `fit`, and in float32 by `time`, which said that it is full."""
+    words = ("t5-small", "--hardware", "l4", "--format", "json")
+    users = str(run("fit", *words).document["largest"]["users"])
+    timed = run("time", *words, "--users", users).document
+    assert not any("do not fit" in note for note in timed["notes"])
+    for phase in ("inference", "decode"):
+        states = llmcalc.memory("t5-small", phase=phase).states
+        assert (states.dtype, states.kv_dtype) == ("float32", "float32")
 
 
 def test_a_model_published_in_float32_is_timed_as_its_engine_runs_it(run: Any) -> None:

@@ -169,3 +169,15 @@ def test_no_more_computers_of_apple_are_joined_than_people_join(run: Any) -> Non
     assert devices["h100-sxm"] > 8
     stated_options = options(run, *words, "--devices", "8", "--hardware", "m3-ultra")
     assert {option["devices"] for option in stated_options} == {8}
+
+
+def test_a_layout_that_no_rank_counts_is_named_with_the_reason(run: Any) -> None:
+    """720 columns of gpt-oss' experts on four ranks are no multiple of MXFP4's 32: vLLM pads them, torch does not."""
+    words = ("fit", "gpt-oss-20b?num_hidden_layers=2", "--hardware", "h100", "--devices", "4")
+    reason = "720 columns are not a multiple of group_size 32; expected a smaller --tp, another scheme (--quantize)"
+    assert any("left out: tp 4: of a rank's weights in mxfp4, layers.0" in note for note in notes_of(run, *words))
+    assert reason in run(*words, "--tp", "4").error
+
+
+def notes_of(run: Any, *words: str) -> list[str]:
+    return list(json.loads(run(*words, "--format", "json").out)["notes"])

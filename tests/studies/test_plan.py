@@ -782,3 +782,21 @@ def test_a_begun_replay_that_may_end_too_early_is_not_used(
     run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
     replays.begin([run], begun_limit)
     assert replays.bytes(*run, byte_limit=limit) == largest
+
+
+def test_a_framework_that_a_plan_does_not_try_is_named_where_nothing_fits(run: Any) -> None:
+    """GPT-3 in float16 was planned under FSDP2 alone, without a word on Megatron-Core."""
+    target = "gpt2?hidden_size=4096&num_hidden_layers=48&num_attention_heads=32"
+    model = (target, "--hardware", "v100", "--devices", "2")
+    reason = "Megatron-Core is not tried: --precision fp16-master: not modelled with --framework megatron"
+    plan = run("plan", *model, "--format", "json").document_with(1)
+    assert reason in plan["notes"]
+    assert reason in run("cost", *model, "--tokens", "1bn").error
+
+
+def test_memory_of_a_layout_names_the_framework_of_plans(run: Any) -> None:
+    """Without --framework, `memory` counts torch and `fit`, `plan` and `time` Megatron-Core."""
+    words = ("memory", SMALL, "--phase", "training", "--seq", "64", "--devices", "2")
+    remark = "fit, plan and time take Megatron-Core for it: --framework megatron"
+    assert remark in run(*words).out
+    assert remark not in run(*words, "--framework", "torch").out

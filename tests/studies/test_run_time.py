@@ -917,3 +917,26 @@ def test_a_prompt_in_several_passes_says_so(run: Any) -> None:
     note = "the prompt is computed 512 tokens at a time, the software's default; each pass reads the weights"
     assert note in answer(run, *words, "1k")["notes"]
     assert note not in answer(run, *words, "512")["notes"]
+
+
+def test_a_stack_without_rows_on_a_generation_has_the_widest_range(run: Any) -> None:
+    """Qwen3 8B in Q4_K_M decoded 161 tokens/s on MI300X (github.com/ggml-org/llama.cpp/discussions/14640)."""
+    words = ("time", "qwen3-8b", "--quantize", "q4_k_m", "--seq", "128", "--hardware", "mi300x", "--format", "json")
+    document = run(*words, "--engine", "llama.cpp").document
+    assert document["class"]["tested_rows"] == 0
+    assert document["seconds"]["low"] < 1 / 161 < document["seconds"]["high"]
+    assert run(*words[:2], *words[6:], "--engine", "vllm").document["class"]["tested_rows"]
+
+
+def test_stated_micro_batches_say_what_searches_layouts(run: Any) -> None:
+    words = ("time", "llama3-8b", "--hardware", "h100", "--devices", "8", "--num-microbatches", "4", "--format", "json")
+    batch_advice = "--global-batch 32 in place of --num-microbatches takes the fastest of them"
+    assert any(batch_advice in note for note in run(*words).document["notes"])
+    assert run(*words[:6], "--global-batch", "32", "--format", "json").document["layout"]["dp"]
+
+
+def test_a_measured_time_outside_the_range_names_the_assumed_phase(run: Any) -> None:
+    words = ("time", "llama3-8b", "--hardware", "h100", "--devices", "64", "--measured", "5s")
+    remark = "decoding of a token is assumed: a training step has --phase training"
+    assert remark in " ".join(run(*words).out.split())
+    assert remark not in " ".join(run(*words, "--phase", "decode").out.split())

@@ -11,7 +11,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.questions.options import ServeOptions
+from llmcalc.questions.options import ServeOptions, parse_price
 from llmcalc.questions.serving import serve_study
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
@@ -19,6 +19,7 @@ from llmcalc.studies.server import LatencyLimits, LayoutSizes
 from llmcalc.studies.serving import SizesRequest
 from llmcalc.timing.batching import LoadLatencies
 from llmcalc.timing.time_ranges import TIE
+from llmcalc.units import parse_count
 from tests.families.remote_code.jet_nemotron import JET
 from tests.in_process import command
 
@@ -289,6 +290,12 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
     assert message in run("serve", *MODEL, *words).error
+
+
+@pytest.mark.parametrize("price", ["$2.5", "2.50 USD", "€2.5/h", "2.5 $ per hour"])
+def test_a_price_may_have_its_currency_and_hour(price: str) -> None:
+    assert parse_price("--price", price) == 2.5
+    assert parse_count("15bn") == parse_count("15 billion") == 15 * 10**9
 
 
 def test_accelerators_that_no_engine_runs_on(run: Any) -> None:

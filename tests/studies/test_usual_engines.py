@@ -137,3 +137,20 @@ def test_a_change_to_a_gguf_file_needs_what_the_changed_run_needs() -> None:
     assert (change["device_bytes"], change["verdict"]) == (changed["device_bytes"], changed["verdict"])
     users = fit("qwen3-8b --hardware h100 --users 64 --seq 16k --kv-dtype fp8")
     assert f"--users {users['largest']['users']}" in {row["option"] for row in users["changes"]}
+
+
+def test_an_engine_that_holds_fewer_users_says_how_many() -> None:
+    """llama.cpp was said to hold 0 users where it holds all but three, because it does not start with all of them."""
+    run = "gemma3-27b --hardware m3-ultra-256gb"
+    timed_users = fit(run)["decoding"][-1]["users"]
+    assert 1 < timed_users < fit(run)["largest"]["users"]
+    (option,) = fit(f"{run} --engine llama.cpp --quantize none --users {timed_users} --seq 32k")["options"]
+    assert option["fits"]
+    assert "by its own budget vLLM does not start with it" in fit_screen("gpt-oss-20b --hardware rtx-4060-ti-16gb")
+
+
+def test_weights_published_in_float32_are_tried_in_16_bits() -> None:
+    """vLLM loads StarCoder in bfloat16 (`_get_and_verify_dtype`): on L40S it was advised in FP8 or on two alone."""
+    for hardware, dtype in (("l40s", "bfloat16"), ("v100", "float16")):
+        changes = [change["option"] for change in fit(f"starcoder-15b --hardware {hardware}")["changes"]]
+        assert changes[0] == f"--dtype {dtype}"

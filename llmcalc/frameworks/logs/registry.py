@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -22,13 +23,33 @@ EXPECTED_LOGS = (
 )
 
 
+_MODELS_IN_MEMORY = re.compile(
+    r"^NAME +ID +SIZE +PROCESSOR(?P<context> +CONTEXT)? +UNTIL *\n(?P<model>[\w./:-]{1,200}) "
+    r"[^\n]{0,200}%[^\n]*?(?:GPU|CPU) +(?P<tokens>[0-9]{1,9})?",
+    re.MULTILINE,
+)
+"""The table of `ollama ps`, whose column CONTEXT earlier versions do not have."""
+
+
+def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:
+    """Returns the error for a log of which no line is known. The table of `ollama ps` is answered with a command."""
+    table = _MODELS_IN_MEMORY.search(log_text.text)
+    if table is None:
+        return InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
+    length = f" --num-ctx {table['tokens']}" if table["context"] and table["tokens"] else ""
+    return InputError(
+        f"{file_name}: the table of ollama ps has one size of a model and no terms; expected the log of ollama serve, "
+        f"or llmcalc memory {table['model']} --engine ollama{length} --hardware NAME, which counts them"
+    )
+
+
 def read_log(file_name: str, log_text: LogText) -> ParsedLog:
     """Returns the contents of a log. file_name: for errors. Raises `InputError` for an unknown kind of log."""
     parsed_logs = sorted(_parsed_logs(log_text), key=lambda log_reading: -len(log_reading.terms))
     torch_log: ParsedLog | None = import_module(f"..{TORCH_FOLDER}.log", __package__).read_log(log_text)
     if not parsed_logs:
         if torch_log is None:
-            raise InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
+            raise _error_of_unknown_log(file_name, log_text)
         return torch_log
     chosen_log = parsed_logs[0]
     if torch_log is None or torch_log.kind != "oom":

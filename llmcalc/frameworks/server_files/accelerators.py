@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ...errors import InputError, shown
-from ...sources.hardware import find_hardware
+from ...sources.hardware import accelerator_of_machine, find_hardware
 from ...sources.huggingface.family import field_names
 
 ACCELERATOR_LABELS = (
@@ -27,32 +27,8 @@ ACCELERATOR_LABELS = (
 MACHINE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "instance_type")
 """Labels of nodes whose value is the type of a machine."""
 
-MACHINE_TYPES = (
-    (r"nvidia-tesla-a100", "a100-40gb"),  # Google's label of machines a2-highgpu
-    (r"p6-b200\..*", "b200"),
-    (r"p5en?\.48xlarge", "h200"),
-    (r"p5\..*", "h100-sxm"),
-    (r"p4de\..*", "a100-80gb"),
-    (r"p4d\..*", "a100-40gb"),
-    (r"p3dn\..*", "v100-32gb"),
-    (r"p3\..*", "v100-16gb"),
-    (r"g6e\..*", "l40s"),
-    (r"g6\..*", "l4"),
-    (r"g5\..*", "a10g"),
-    (r"g4dn\..*", "t4"),
-    (r"a4-.*", "b200"),
-    (r"a3-ultragpu-.*", "h200"),
-    (r"a3-.*", "h100-sxm"),
-    (r"a2-ultragpu-.*", "a100-80gb"),
-    (r"a2-.*", "a100-40gb"),
-    (r"g2-standard-.*", "l4"),
-    (r"standard_nd\w*h200_v5", "h200"),
-    (r"standard_nd\w*h100_v5", "h100-sxm"),
-    (r"standard_nc\w*h100_v5", "h100-nvl"),
-    (r"standard_n[cd]\w*a100_v4", "a100-80gb"),
-    (r"standard_nc\w*t4_v3", "t4"),
-)
-"""Pattern of a machine's type → its accelerator, as AWS, Google and Azure list them."""
+LABEL_OF_SMALL_A100 = "nvidia-tesla-a100"
+"""Google's label of the accelerators of machines a2-highgpu, which have 40 GB."""
 
 _MEMORY = re.compile(r"[0-9]{1,3}gb")
 _IGNORED_WORDS = field_names("""
@@ -63,9 +39,10 @@ _IGNORED_WORDS = field_names("""
 def accelerator_of(accelerator_label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     label_text = accelerator_label.strip().lower()[:100]
-    for machine_pattern, machine_accelerator in MACHINE_TYPES:
-        if re.fullmatch(machine_pattern, label_text):
-            return machine_accelerator
+    if machine := accelerator_of_machine(label_text):
+        return machine[0]
+    if label_text == LABEL_OF_SMALL_A100:
+        return "a100-40gb"
     if "mig" in label_text:
         return ""
     label_words = [word for word in re.split(r"[-_ /.,()]+", label_text) if word and word not in _IGNORED_WORDS]

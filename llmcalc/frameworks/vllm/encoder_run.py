@@ -68,7 +68,7 @@ class EncoderRun(NamedTuple):
     """The image encoder's part of the profile run.
 
     images: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the encoder.
-    output_bytes, pixel_bytes: its outputs and inputs.
+    output_bytes, pixel_bytes: its outputs and inputs. medium: what it reads, images or video.
     """
 
     images: int
@@ -76,6 +76,7 @@ class EncoderRun(NamedTuple):
     pass_bytes: int
     output_bytes: int
     pixel_bytes: int
+    medium: str = "images"
 
 
 def input_limit(limit_value: Any) -> Any:
@@ -196,6 +197,7 @@ def encoder_run(
         rank_patches * (patch_elements + _layer_elements(tower, encoder_request.ranks)) * element_bytes,
         image_count * tokens * spec.hidden_size * element_bytes,
         image_count * patches_per_input * patch_elements * element_bytes,
+        "video" if images_per_input > 1 else "images",
     )
 
 

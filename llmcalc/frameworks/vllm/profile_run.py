@@ -116,7 +116,7 @@ class ProfileRun(NamedTuple):
             self.encoder is not None
             and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
         ):
-            return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"
+            return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of {self.encoder.medium}"
         if not self.last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

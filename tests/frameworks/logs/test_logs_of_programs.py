@@ -442,3 +442,26 @@ def test_a_log_of_training_is_compared_with_the_run_of_its_launch_file(tmp_path:
         functions.explain_log(log, launch=launch, quantize="q4_0")
     with pytest.raises(InputError, match="states its flags itself"):
         functions.explain_log(LOGS / "vllm_v1.log", launch=launch)
+
+
+@pytest.mark.parametrize(
+    ("table", "command"),
+    [
+        (
+            "NAME            ID              SIZE      PROCESSOR    CONTEXT    UNTIL\n"
+            "qwen3:8b        500a1f067a9f    6.5 GB    100% GPU     4096       4 minutes from now\n",
+            "llmcalc memory qwen3:8b --engine ollama --num-ctx 4096 --hardware NAME",
+        ),
+        (
+            "NAME           ID              SIZE      PROCESSOR          UNTIL\n"
+            "llama3.1:8b    42182419e950    6.7 GB    12%/88% CPU/GPU    4 minutes from now\n",
+            "llmcalc memory llama3.1:8b --engine ollama --hardware NAME",
+        ),
+    ],
+)
+def test_the_table_of_ollama_ps_is_answered_with_a_command(tmp_path: Path, table: str, command: str) -> None:
+    """Columns as in cmd/cmd.go of ollama/ollama, with CONTEXT since 0.11."""
+    file = tmp_path / "ps.txt"
+    file.write_text(table)
+    with pytest.raises(InputError, match=re.escape(command)):
+        functions.explain_log(file)

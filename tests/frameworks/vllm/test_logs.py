@@ -403,11 +403,11 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
     videos = record.memory_on(qwen, hardware, version, {"max_num_seqs": 8})
     images = record.memory_on(qwen, hardware, version, {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}})
     assert [memory.terms[2].origin for memory in (videos, images)] == [
-        "encoder: 1 x 114,688 tokens of images",
+        "encoder: 1 x 114,688 tokens of video",
         "encoder: 1 x 16,384 tokens of images",
     ]
     earlier = record.memory_on(qwen, hardware, engine_and_version("vllm==0.8.1")[1], {"max_num_seqs": 8})
-    assert earlier.terms[2].origin == "encoder: 1 x 98,304 tokens of images"  # vLLM issue 15264
+    assert earlier.terms[2].origin == "encoder: 1 x 98,304 tokens of video"  # vLLM issue 15264
     fewer = {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
     assert record.memory_on(qwen, hardware, version, fewer).bytes_of("profile_run") < images.bytes_of("profile_run")
     with pytest.raises(InputError, match="--mm-processor-kwargs: 'crop' is not modelled"):
