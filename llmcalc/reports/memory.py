@@ -14,7 +14,14 @@ from . import bars, palette
 from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory_data import memory_data
-from .memory_notes import displayed_term_name, memory_notes, settings_text, stored_weights_notes, untested_notes
+from .memory_notes import (
+    displayed_term_name,
+    gguf_note,
+    memory_notes,
+    settings_text,
+    stored_weights_notes,
+    untested_notes,
+)
 from .notes import too_long_notes, warnings_of_notes
 
 COLUMNS = (
@@ -91,7 +98,8 @@ def report(
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
-    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
+    kernels = " under torch's kernels" if gguf_note(run_memory, preset.target) else ""
+    answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels}"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     settings_line = settings_text(run_memory, run_memory.attention) + parameters

@@ -148,7 +148,7 @@ def _experts_note(run_memory: Memory) -> str:
     )
 
 
-def _gguf_note(run_memory: Memory, target: str) -> str:
+def gguf_note(run_memory: Memory, target: str) -> str:
     """Returns a note if weights of a GGUF file are counted with torch's kernels; empty for other weights."""
     quantized_weights = run_memory.states.quantized
     if quantized_weights is None:
@@ -158,7 +158,7 @@ def _gguf_note(run_memory: Memory, target: str) -> str:
     if not isinstance(quantized_weights.scheme, GGUFMix):
         return ""
     engine_name = LIBRARY_ENGINE if is_library_tag(target) else "llama.cpp"
-    return f"kernels of torch; llmcalc fit, and --engine {engine_name}, count llama.cpp's buffers"
+    return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
 
 
 def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
@@ -191,7 +191,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
         )
     notes[:0] = [
         *tag_format_notes(preset, run_settings.quantize),
-        _gguf_note(run_memory, preset.target),
+        gguf_note(run_memory, preset.target),
         concatenation_note(run_memory),
     ]
     notes.append(_kernels_note(run_memory))

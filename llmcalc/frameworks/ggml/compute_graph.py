@@ -83,10 +83,14 @@ class Tensor:
 
 
 class ComputeGraph:
-    """A compute graph: operations in execution order."""
+    """A compute graph: operations in execution order.
+
+    unread_inputs: inputs on the host that no operation reads; they have memory all the time, in one copy.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
+        self.unread_inputs: list[Tensor] = []
         self._visited: set[int] = set()
 
     def add_operations(self, *result_tensors: Tensor) -> None:
@@ -116,7 +120,9 @@ def buffer_sizes(compute_graph: ComputeGraph, devices: Sequence[str], is_pipelin
     """
     _assign_devices(compute_graph.nodes, [*devices, HOST])
     ordered_tensors, tensor_copies = _split_by_device(compute_graph.nodes)
-    return _allocate_tensors(ordered_tensors, tensor_copies, is_pipelined)
+    for tensor in compute_graph.unread_inputs:
+        tensor.place = HOST
+    return _allocate_tensors(ordered_tensors, tensor_copies, compute_graph.unread_inputs, is_pipelined)
 
 
 def _assign_devices(graph_tensors: Sequence[Tensor], devices: Sequence[str]) -> None:
@@ -251,7 +257,10 @@ def _align(tensor_bytes: int) -> int:
 
 
 def _allocate_tensors(
-    ordered_tensors: _OperationOrder, tensor_copies: Sequence[Tensor], is_pipelined: bool
+    ordered_tensors: _OperationOrder,
+    tensor_copies: Sequence[Tensor],
+    unread_inputs: Sequence[Tensor],
+    is_pipelined: bool,
 ) -> dict[str, int]:
     """Allocates all tensors in order, and returns device → used bytes of the buffer."""
     buffers_by_device = defaultdict[str, _DeviceBuffer](_DeviceBuffer)
@@ -277,7 +286,7 @@ def _allocate_tensors(
     for _, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
             source_tensor.children += 1
-    for tensor in input_tensors.values():
+    for tensor in (*input_tensors.values(), *unread_inputs):
         _allocate_tensor(tensor, buffers_by_device)
     for graph_node, source_tensors in operations_with_sources:
         for source_tensor in source_tensors:
@@ -310,6 +319,8 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
             if _can_reuse_memory(source_tensor, tensor):
                 owner_tensor = source_tensor.base or source_tensor
                 tensor.offset = owner_tensor.offset
+                extra_bytes = max(_align(owner_tensor.nbytes) - _align(tensor.nbytes), 0)
+                buffers_by_device[str(tensor.place)].release(tensor.offset + _align(tensor.nbytes), extra_bytes)
                 source_tensor.is_allocated = owner_tensor.is_allocated = False
                 return
     tensor.offset = buffers_by_device[str(tensor.place)].allocate(_align(tensor.nbytes))

@@ -201,7 +201,7 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
         server_remarks.append(note_texts.encoder)
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:
         server_remarks.append(note_texts.encoder_start.format(side=server.encoder_shape.image_side))
-    elif not server.encoder_bytes and server.preset.model.towers:
+    elif not server.encoder_bytes and server.preset.model.towers and server.flags.get("mmproj_auto") is not False:
         server_remarks.append(
             "the encoder of images (--mmproj) is a file of its own and is not counted; llama-server -hf loads it too: "
             "--mmproj F16 counts it"

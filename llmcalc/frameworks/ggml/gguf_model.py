@@ -48,6 +48,7 @@ TENSOR_NAMES = {
     "lm_head": "output",
     "per_layer_embedding.embed": "per_layer_token_embd",
     "per_layer_embedding.projection": "per_layer_model_proj",
+    "per_layer_embedding.norm": "per_layer_proj_norm",
 }
 """Path of a module outside the layers → the name of its tensor."""
 
@@ -70,6 +71,12 @@ LAYER_TENSOR_NAMES = {
     "kv_a_proj": "attn_kv_a_mqa",
     "kv_a_norm": "attn_kv_a_norm",
     "kv_b_proj": "attn_kv_b",
+    "per_layer_input.gate": "inp_gate",
+    "per_layer_input.projection": "proj",
+    "per_layer_input.norm": "post_norm",
+    "dense.gate_proj": "ffn_gate",
+    "dense.up_proj": "ffn_up",
+    "dense.down_proj": "ffn_down",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
@@ -164,6 +171,7 @@ class LayerShape:
     experts, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared one.
     index_width, index_value_width: cached elements of a token's keys for an indexer, and of the values beside them that
     nothing reads. entries: caches with one entry for several tokens.
+    per_layer_width: width of the layer's vector of each token (Gemma 4 E2B), 0 without one.
     """
 
     heads: int = 0
@@ -184,6 +192,7 @@ class LayerShape:
     index_width: int = 0
     index_value_width: int = 0
     entries: tuple[CompressedEntries, ...] = ()
+    per_layer_width: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,6 +416,8 @@ def _layer_shape(layer: Place) -> LayerShape:
                 query_rank = int(layer_op.n_out)
             elif op_name == "gate_proj" and tree_node.kind == "attention":
                 layer_shape.gate_width = int(layer_op.n_out)
+            elif op_name == "gate" and tree_node.path.endswith("per_layer_input.gate"):
+                layer_shape.per_layer_width = int(layer_op.n_out)
             elif op_name in ("up_proj", "fc1") and tree_node.kind == "shared_expert":
                 layer_shape.shared_width = int(layer_op.n_out)
             elif op_name in ("up_proj", "fc1") and tree_node.kind == "feed_forward":

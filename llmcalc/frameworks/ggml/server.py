@@ -219,6 +219,9 @@ class GgmlServer(GgmlSettings):
             keeps_attention=self.is_cache_on_layer_device,
             full_offload=self.layers_on_gpus > layer_count,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
+            drafted_by_modules=self.drafted_tokens if self.is_drafting_with_mtp else 0,
+            queries_with_gates=any(layer.delta_net is not None for layer in self.model.layers),
+            is_module=min(layers) >= layer_count,
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
         layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)

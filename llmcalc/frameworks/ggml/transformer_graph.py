@@ -87,6 +87,9 @@ class GraphSettings:
     keeps_attention: bool = True
     full_offload: bool = True
     moves_weights: bool = True
+    drafted_by_modules: int = 0
+    queries_with_gates: bool = False
+    is_module: bool = False
 
     @property
     def key_type_is_f16(self) -> bool:
@@ -144,8 +147,8 @@ class ModelGraph:
             tensor_bytes *= dimension
         return Tensor(tensor_bytes // 256, source_tensors)
 
-    def _inplace(self, replaced_tensor: Tensor, *source_tensors: Tensor) -> Tensor:
-        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout)
+    def _inplace(self, replaced_tensor: Tensor, *source_tensors: Tensor, may_move: bool = False) -> Tensor:
+        return Tensor(replaced_tensor.nbytes, source_tensors, "inplace", replaced_tensor.layout, may_move=may_move)
 
     def _view(self, input_tensor: Tensor, dimensions: tuple[int, ...] | None, has_offset: bool = False) -> Tensor:
         """Returns a view of a tensor. has_offset: whether the view begins after the tensor's first element."""
@@ -156,17 +159,22 @@ class ModelGraph:
         self, weight_name: str, layer: int | None, output_width: int, input_tensor: Tensor, tokens: int
     ) -> Tensor:
         weight = self._weight(weight_name, layer)
-        may_move = self.rules.is_product_moved(tokens) and self.settings.moves_weights
-        return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=may_move)
+        return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=self._is_moved(tokens))
+
+    def _is_moved(self, tokens: int) -> bool:
+        """Whether an operation on `tokens` tokens with a weight on the host moves to a GPU (`offload_op`)."""
+        return self.rules.is_product_moved(tokens) and self.settings.moves_weights
 
     def norm(self, weight_name: str, layer: int | None, input_tensor: Tensor) -> Tensor:
         weight = self._weight(weight_name, layer)
+        tokens = input_tensor.layout[-2] if input_tensor.layout else 0
+        may_move = self._is_moved(tokens)
         if self.rules.style == "ik":
-            return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout)
+            return Tensor(input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.layout, may_move=may_move)
         normed_tensor = self._inplace(input_tensor, input_tensor)
         if layer is not None and self.settings.full_offload:
             normed_tensor.device = self.layer_device(layer)
-        return self._inplace(normed_tensor, normed_tensor, weight)
+        return self._inplace(normed_tensor, normed_tensor, weight, may_move=may_move)
 
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask of windowed layers, in 16 bits for flash attention."""
@@ -225,8 +233,10 @@ class ModelGraph:
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
-        gate_width = layer.gate_width if self._has_delta_nets else 0
+        gate_width = layer.gate_width if settings.queries_with_gates else 0
         query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed_input, tokens)
+        if not layer.key_width:
+            return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
         key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
         query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
@@ -255,10 +265,22 @@ class ModelGraph:
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
-    @property
-    def _has_delta_nets(self) -> bool:
-        """Whether the model is Qwen3-Next or Qwen3.5, where the query projection also gives the output gate."""
-        return any(layer.delta_net is not None for layer in self.layers.values())
+    def _attention_over_shared_cache(
+        self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
+    ) -> Tensor:
+        """Adds the attention of a layer that reads an earlier layer's keys and values (Gemma 3n, Gemma 4 E2B)."""
+        tokens, head, heads = self.settings.tokens, layer.head_dim, layer.heads
+        query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head, heads, tokens)))
+        query = self._inplace(query, query, self.positions)
+        query = self.apply_rotation(
+            query, (head, heads, tokens), self.rotation_matrix(head, self.settings.key_type_bytes)
+        )
+        value_rotation = self.rotation_matrix(head, self.settings.value_type_bytes, column_limit=LEAST_ROTATION)
+        self.graph.add_operations(query)
+        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head, layer.window)
+        self.graph.add_operations(heads_output)
+        heads_output = self.apply_rotation(heads_output, (head * heads, tokens), value_rotation)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
     def _attend(
         self,
@@ -570,12 +592,13 @@ class ModelGraph:
         conv_inputs = self._new_tensor(
             (tokens * net_sizes.channels + cached_inputs * sequences,), conv_inputs, self._view(qkv, None)
         )
+        # a copy on another device keeps the rows' distances, so that it is as large as all inputs
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
         recurrent_state = self._new_tensor((state_elements, sequences), state_cache)
         self.graph.add_operations(recurrent_state)
-        conv_qkv = self._new_tensor(
-            (net_sizes.channels, tokens), conv_inputs, self._weight(f"blk.{i}.ssm_conv1d.weight", i)
-        )
+        may_move = self._is_moved(tokens)
+        conv_weight = self._weight(f"blk.{i}.ssm_conv1d.weight", i)
+        conv_qkv = self._new_tensor((net_sizes.channels, tokens), conv_inputs, conv_weight, may_move=may_move)
         conv_qkv = self._inplace(conv_qkv, conv_qkv)
         query = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None))
         key = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
@@ -583,15 +606,17 @@ class ModelGraph:
         decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
             operand_weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
-            decay = self._inplace(decay, decay, *operand_weights)
+            decay = self._inplace(decay, decay, *operand_weights, may_move=may_move)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
-        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * sequences,)
+        state_count = sequences * (1 + self.settings.drafted_by_modules)
+        result_elements = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
         recurrence_output = self._new_tensor(result_elements, query, key, value, decay, beta, recurrent_state)
-        self.graph.add_operations(
-            self._store_in_cache(state_cache, self._view(recurrence_output, None, has_offset=True))
-        )
-        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, self._view(recurrence_output, value_shape))
+        states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
+        self.graph.add_operations(self._store_in_cache(state_cache, states))
+        value_bytes = heads * net_sizes.value_dim * tokens * F32
+        values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32))
+        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, values)
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
         normed_output = self._inplace(normed_output, normed_output, self._inplace(gate, gate))
@@ -605,13 +630,17 @@ class ModelGraph:
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation_name="input", layout=(self.settings.outputs,))
         embedding_table = Tensor(0, operation_name="weight", device=HOST)
-        input_vectors = Tensor(self.hidden * tokens * F32, operation_name="input")
-        input_tensors = (token_ids, input_vectors) if self.rules.vector_input else (token_ids,)
-        residual_stream = self._new_tensor((self.hidden, tokens), embedding_table, *input_tensors)
+        if self.rules.vector_input and not self.settings.is_module:
+            self.graph.unread_inputs.append(Tensor(self.hidden * tokens * F32, operation_name="input"))
+        residual_stream = self._new_tensor((self.hidden, tokens), embedding_table, token_ids)
+        if self.settings.is_module:
+            residual_stream = self._module_input(residual_stream)
+        keeps_all_tokens = self.settings.is_module or self.settings.drafted_by_modules > 0
+        per_layer_vectors = self._per_layer_vectors(residual_stream)
         for i, layer in self.layers.items():
             residual = residual_stream
             layer_output = self._mixer_output(i, layer, residual_stream)
-            if i == self.number - 1:
+            if i == self.number - 1 and not keeps_all_tokens:
                 tokens = self.settings.outputs
                 layer_output = (
                     None if layer_output is None else self._new_tensor((self.hidden, tokens), layer_output, output_rows)
@@ -619,9 +648,59 @@ class ModelGraph:
                 residual = self._new_tensor((self.hidden, tokens), residual, output_rows)
             residual_stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             residual_stream = self._with_network(i, layer, residual_stream, tokens)
-        normed_output = self.norm("output_norm.weight", self.number, residual_stream)
+            if per_layer_vectors is not None:
+                layer_vectors = Tensor(
+                    layer.per_layer_width * self.settings.tokens * F32, (per_layer_vectors,), "view", has_offset=i > 0
+                )
+                if tokens != self.settings.tokens:
+                    layer_vectors = self._new_tensor((layer.per_layer_width, tokens), layer_vectors, output_rows)
+                residual_stream = self._with_layer_vectors(i, layer, residual_stream, layer_vectors, tokens)
+        normed_output = self.norm("output_norm.weight", None, residual_stream)
+        if keeps_all_tokens:
+            tokens = self.settings.outputs
+            normed_output = self._new_tensor((self.hidden, tokens), normed_output, output_rows)
         self.graph.add_operations(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
         return self.graph
+
+    def _module_input(self, embeddings: Tensor) -> Tensor:
+        """Returns the input of a multi-token-prediction module: a product of embeddings and states of the model.
+
+        Source: `graph_mtp` of src/models/qwen35.cpp.
+        """
+        tokens, module = self.settings.tokens, min(self.layers)
+        model_states = Tensor(self.hidden * tokens * F32, operation_name="input", layout=(self.hidden, tokens, F32))
+        states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
+        embeddings = self.norm(f"blk.{module}.nextn.enorm.weight", module, embeddings)
+        both = self._new_tensor((2 * self.hidden, tokens), embeddings, states)
+        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden, both, tokens)
+
+    def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
+        """Returns the vectors of all layers, of the tokens' ids and of their embeddings; None in a model without any.
+
+        Source: `project_per_layer_inputs` of src/models/gemma4.cpp.
+        """
+        tokens, width = self.settings.tokens, max(layer.per_layer_width for layer in self.layers.values())
+        if not width:
+            return None
+        shape = width * self.number, tokens
+        token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
+        looked_up = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
+        looked_up = self._inplace(looked_up, looked_up)
+        self.graph.add_operations(looked_up)
+        projected = self.matmul("per_layer_model_proj.weight", None, shape[0], embeddings, tokens)
+        projected = self.norm("per_layer_proj_norm.weight", None, self._inplace(projected, projected))
+        summed = self._inplace(projected, projected, looked_up)
+        return self._new_tensor(shape, self._view(self._inplace(summed, summed), None))
+
+    def _with_layer_vectors(
+        self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, tokens: int
+    ) -> Tensor:
+        """Returns the residual stream with the gated vectors of a layer."""
+        gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, tokens)
+        gated_vectors = self._inplace(gate, self._inplace(gate, gate), layer_vectors)
+        layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden, gated_vectors, tokens)
+        layer_output = self.norm(f"blk.{i}.post_norm.weight", i, layer_output)
+        return self._inplace(residual_stream, residual_stream, layer_output)
 
     def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Returns the output of a layer's attention or recurrence; None for a layer without either."""
@@ -644,7 +723,15 @@ class ModelGraph:
         if not layer.width and not layer.experts:
             return residual_stream
         normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
-        if layer.experts:
+        if layer.experts and layer.width:  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
+            dense_output = self.network(i, "", layer.width, layer.is_gated, normed_input, tokens)
+            dense_output = self.norm(f"blk.{i}.post_ffw_norm_1.weight", i, dense_output)
+            normed_input = self.norm(f"blk.{i}.pre_ffw_norm_2.weight", i, residual_stream)
+            network_output = self.norm(
+                f"blk.{i}.post_ffw_norm_2.weight", i, self.experts(i, layer, normed_input, tokens)
+            )
+            network_output = self._inplace(dense_output, dense_output, network_output)
+        elif layer.experts:
             network_output = self.experts(i, layer, normed_input, tokens)
             if layer.shared_width:
                 shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)

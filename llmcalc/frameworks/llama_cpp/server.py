@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 from ...accelerator import Hardware
+from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
 from ..ggml.architectures import check_architecture, check_encoder
+from ..ggml.encoder import has_encoder
 from ..ggml.server import GgmlServer
 from ..ggml.versions import GgmlEngineRecord
+
+ENCODER_OF_REPOSITORY = "F16"
+"""The format of the encoder beside the files of a repository (-hf)."""
 
 
 @cache
@@ -35,4 +41,8 @@ def create_server(preset: Preset, hardware: Hardware, version: EngineVersion, fl
     encoder_file = flags.get("mmproj") or flags.get("mmproj_url")
     if encoder_file:
         check_encoder(preset, read_record(), version, str(encoder_file))
+    elif flags.get("mmproj_auto") and has_encoder(preset):
+        with suppress(InputError):  # a repository has no file of an encoder that cannot be converted
+            check_encoder(preset, read_record(), version, ENCODER_OF_REPOSITORY)
+            flags = {**flags, "mmproj": ENCODER_OF_REPOSITORY}
     return GgmlServer(preset, hardware, version, flags, read_record())

@@ -82,6 +82,9 @@ def read_arguments(
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
         parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
+        has_repository = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
+        if has_repository and "--mmproj-auto" in flags_by_name:
+            parsed_arguments.values["mmproj_auto"] = True
         if HF_FILE in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
         if program.takes_model and positional_words:
@@ -109,6 +112,9 @@ def read_arguments(
 def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
     return flags_by_name[flag_name].field_name if flag_name in flags_by_name else keyword_of(flag_name)
 
+
+REPOSITORY_FLAGS = ("-hf", "-hfr", "--hf-repo")
+"""Flags that name a repository, of which llama-server also loads the encoder of images (--mmproj-auto)."""
 
 HF_FILE = "hf_file"
 """The field of the file of a repository that llama-server loads, whose name states how it is quantized."""

@@ -179,6 +179,23 @@ def test_model_buffers_of_logs(target: str, gpu: float, host: float) -> None:
     assert buffers.bytes_of("model_buffer", "CPU") / MIB == pytest.approx(host, abs=0.02)
 
 
+def test_tensors_of_gemma_4_have_the_names_of_its_files() -> None:
+    # create_tensor lines of a log of Gemma 4 E2B; of the 26B-A4B: src/models/gemma4.cpp
+    names = {tensor.name for target in ("gemma-4-e2b", "gemma-4-26b-a4b")
+             for tensor in GgufModel.from_quantize_flag(llmcalc.load(target), "q4_0").tensors}  # fmt: skip
+    assert {"per_layer_model_proj.weight", "per_layer_proj_norm.weight", "blk.0.inp_gate.weight", "blk.0.proj.weight",
+            "blk.0.post_norm.weight", "blk.0.ffn_gate.weight", "blk.0.ffn_gate_exps.weight"} <= names  # fmt: skip
+
+
+def test_layers_that_share_a_cache_have_attention_of_all_heads() -> None:
+    # Gemma 4 E2B: 8 heads of 512 in layers with the cache of an earlier one; 2,048 tokens in float32
+    model = GgufModel.from_quantize_flag(llmcalc.load("gemma-4-e2b"), "q4_0")
+    assert (model.layers[34].heads, model.layers[34].head_dim, model.layers[34].key_width) == (8, 512, 0)
+    flags = {"ctx_size": 2048, "batch_size": 2048, "ubatch_size": 2048, "n_gpu_layers": "all"}
+    with_attention = memory("gemma-4-e2b", flash_attn="off", **flags).bytes_of("compute_buffer", "CUDA0")
+    assert with_attention >= 2048 * 2048 * 8 * 4 + 2 * 2048 * 8 * 512 * 4
+
+
 def test_layers_go_to_the_gpu_from_the_last_one() -> None:
     before = LayerDevices(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
     assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]

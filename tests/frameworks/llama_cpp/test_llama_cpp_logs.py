@@ -89,6 +89,45 @@ def test_compute_buffers_of_the_host() -> None:
     assert sum(error <= 0.05 for error in errors) >= 0.9 * len(errors)
 
 
+LONG_BATCH = {"ctx_size": 8192, "batch_size": 2048, "ubatch_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("target", "version", "quantize", "flags", "log_mib"),
+    [
+        # vectors of layers (Gemma 4 E2B, E4B); index:67250378044, index:71581386961
+        ("gemma-4-e2b", "b9849", "q4_0", LONG_BATCH, 142.09),
+        ("gemma-4-e4b", "b11000", "q4_k_m",
+         {"ctx_size": 65536, "cache_type_k": "q8_0", "cache_type_v": "q8_0", "parallel": 1}, 97.30),
+        # an input that no operation reads has a single copy; https://github.com/ggml-org/llama.cpp/issues/21730
+        ("gemma-4-e4b", "b8750", "q8_0", {"ctx_size": 131072, "tensor_split": "1,1,1,1", "parallel": 1}, 1063.09),
+        # layers on the host, whose operations move to the GPU; index:67105617141, index:67369886488, index:67326407303
+        ("qwen3.5-9b", "b9849", "q4_k_m", {**LONG_BATCH, "parallel": 1}, 96.07),
+        ("qwen3.5-9b", "b9849", "q4_k_m", {**LONG_BATCH, "parallel": 1, "n_gpu_layers": 20}, 128.16),
+        ("qwen3.5-9b", "b9849", "q4_k_m", {**LONG_BATCH, "n_gpu_layers": 31}, 128.44),
+    ],
+)  # fmt: skip
+def test_compute_buffers_of_the_host_of_newer_builds(
+    target: str, version: str, quantize: str, flags: dict[str, Any], log_mib: float
+) -> None:
+    record, engine_version = engine_and_version(f"llama.cpp=={version}")
+    memory = record.memory_on(loaded(target), find_hardware("b300"), engine_version, flags | {"quantize": quantize})
+    assert memory.bytes_of("compute_buffer", "CPU") / MIB == pytest.approx(log_mib, abs=0.06)
+
+
+def test_the_graph_of_modules_that_draft_has_two_inputs_and_all_tokens() -> None:
+    """Qwen3.8 27B with -b 2048 -ub 2048: 520.06 MiB of the GPU and 112.07 of the host; index:67314251052."""
+    record, version = engine_and_version("llama.cpp==b9849")
+    flags: dict[str, Any] = {**LONG_BATCH, "parallel": 1, "quantize": "q5_k_m"}
+    plain, drafting = (
+        record.memory_on(loaded("qwen3.8-27b"), find_hardware("b300"), version, flags | more)
+        for more in ({}, {"spec_type": "draft-mtp", "draft_max": 2})
+    )
+    for device, log_mib in (("CUDA0", 520.06), ("CPU", 112.07)):
+        added = drafting.bytes_of("compute_buffer", device) - plain.bytes_of("compute_buffer", device)
+        assert added / MIB == pytest.approx(log_mib, abs=0.06)
+
+
 def test_models_with_gated_delta_nets() -> None:
     """Qwen3.5 35B-A3B, 27B with a cache in q8_0, whose heads are rotated, and 9B, of short contexts 8 MiB too small."""
     errors = [error for error, row, *_ in compute_rows() if row["target"].startswith("qwen3.5")]

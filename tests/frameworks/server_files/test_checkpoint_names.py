@@ -132,6 +132,20 @@ def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: st
     assert (None if known is None else (known[0].name, known[1])) == (None if preset is None else (preset, scheme))
 
 
+def test_a_repository_of_gguf_files_has_the_encoder_too(tmp_path: Path) -> None:
+    # llama-server -hf downloads and loads it (common/arg.cpp, --mmproj-auto); Gemma 3's has 420 million parameters
+    file, added = tmp_path / "serve.sh", {}
+    for words in ("-hf ggml-org/gemma-3-4b-it-GGUF", "-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj",
+                  "-m gemma-3-4b-it-Q4_K_M.gguf", "-hf ggml-org/gemma-3-4b-it-GGUF --mmproj-auto"):  # fmt: skip
+        file.write_text(f"llama-server {words} -c 8192\n")
+        answer = llmcalc.memory(launch=file, hardware="rtx-4090")
+        added[words] = answer.result.bytes_of("model_buffer", "CUDA0")
+        assert any("-hf loads it too" in note for note in answer.document["notes"]) == words.startswith("-m")
+    repository, without, model_file, stated = added.values()
+    assert without == model_file < repository == stated
+    assert 2 * 400e6 < repository - without < 2 * 440e6
+
+
 def test_a_repository_of_gguf_files_as_target_says_what_to_type() -> None:
     with pytest.raises(InputError, match="by its name it is qwen3-8b --quantize q8_0: type these"):
         llmcalc.params("unsloth/Qwen3-8B-GGUF:Q8_0")
