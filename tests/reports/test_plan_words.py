@@ -66,7 +66,7 @@ def test_fit_has_the_verdict_of_memory_on_a_layout(run: Any) -> None:
     assert fit["largest"]["batch"] == fit["largest"]["seq"] == 0
     assert [change["verdict"] for change in fit["changes"]] == ["fits", "fits"]
     screen = run("fit", *words).out
-    assert screen.startswith("Llama 3 8B: it is tight on 4 × L40S\n")
+    assert screen.startswith("Llama 3 8B: it is tight on 4 × L40S under FSDP2\n")
     assert "  tight: fits only without the estimated fragmentation\n" in screen
 
 
