@@ -53,24 +53,25 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 class CudaRuntime:
     """The memory and properties of the GPU of a run.
 
-    workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
-        allocator. Default: that of an H100.
-    context: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
-    expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
-        default.
+    workspace_bytes: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through
+        torch's allocator. Default: that of an H100.
+    context_bytes: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
+    has_expandable_segments: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True),
+        false by default.
     gpu: the accelerator's name, by which frameworks choose kernels.
-    capability: ten times its compute capability, by which torch chooses kernels.
+    compute_capability: ten times its compute capability, by which torch chooses kernels.
     multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
-    is_tried: whether the run is one of many that a search tries, of which fewer layers are replayed; false by default.
+    is_search_candidate: whether the run is one of many that a search tries, of which fewer layers are replayed; false
+        by default.
     """
 
-    workspace: int = LARGE_WORKSPACE
-    context: int = CONTEXTS["9.0"][0] << 20
-    expandable: bool = False
+    workspace_bytes: int = LARGE_WORKSPACE
+    context_bytes: int = CONTEXTS["9.0"][0] << 20
+    has_expandable_segments: bool = False
     gpu: str = "H100"
-    capability: int = 90
+    compute_capability: int = 90
     multiprocessors: int = 132
-    is_tried: bool = False
+    is_search_candidate: bool = False
 
 
 HOPPER = CudaRuntime()
@@ -94,12 +95,12 @@ def cuda_runtime_of(
         if workspace_config is None
         else workspace_bytes(workspace_config)
     )
-    version = CudaRuntime.capability if compute_capability is None else int(compute_capability.replace(".", ""))
+    version = CudaRuntime.compute_capability if compute_capability is None else int(compute_capability.replace(".", ""))
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessor_count = (
         compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
     )
-    context_size = CudaRuntime.context
+    context_size = CudaRuntime.context_bytes
     if hardware is not None and hardware.context_bytes is not None:
         context_size = hardware.context_bytes
     elif compute_capability is not None:

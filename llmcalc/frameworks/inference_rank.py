@@ -36,13 +36,13 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
     """
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
-    included_parts = whole_model.states.count.include
+    included_parts = whole_model.states.parameter_count.include
     divided_memory = memory(
         model,
         whole_model.settings,
-        whole_model.published,
+        whole_model.published_dtype,
         included_parts,
-        whole_model.config,
+        whole_model.model_config,
         cuda_runtime,
         quantized_sizes=whole_model.quantized_sizes_of_rank(model),
     )

@@ -41,7 +41,9 @@ class RankRequest:
         """Whether the user gave any option of a layout or of a rank."""
         return bool(self.sizes) or self.rank is not None
 
-    def share(self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str) -> RankShare | None:
+    def selected_rank(
+        self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str
+    ) -> RankShare | None:
         """Returns the requested rank's model; None if no layout was requested.
 
         rank_cost: the cost whose maximum selects the rank if no rank number was given.

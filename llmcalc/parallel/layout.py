@@ -216,14 +216,14 @@ class Stage(NamedTuple):
     rank: the rank of the pipeline.
     chunk: the index of the stage among the rank's stages.
     layers: indices of the layers in the model.
-    first, last: whether the stage has the embedding, and the head.
+    has_embedding, has_head: whether the stage has the embedding, and the head.
     """
 
     rank: int
     chunk: int
     layers: range
-    first: bool
-    last: bool
+    has_embedding: bool
+    has_head: bool
 
 
 class RankChunks(NamedTuple):
@@ -231,13 +231,13 @@ class RankChunks(NamedTuple):
 
     rank: the rank of the pipeline.
     layers: indices of the layers in the model.
-    first, last: whether the rank has the embedding, and the head.
+    has_embedding, has_head: whether the rank has the embedding, and the head.
     """
 
     rank: int
     layers: tuple[int, ...]
-    first: bool
-    last: bool
+    has_embedding: bool
+    has_head: bool
 
 
 def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:

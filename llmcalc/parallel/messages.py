@@ -66,12 +66,12 @@ class StageChunk:
 
     stage: the stage; None without a pipeline.
     program: the program of its layers.
-    batches: micro-batches that pass it in a step.
+    micro_batches: micro-batches that pass it in a step.
     """
 
     stage: Stage | None
     program: RankFlow
-    batches: int
+    micro_batches: int
 
 
 class GradientRules(NamedTuple):
@@ -146,7 +146,11 @@ def rank_messages(
             )
             messages.append(
                 Message(
-                    process_group, ranks, collective_kind, message_bytes, collective_message.times * stage_chunk.batches
+                    process_group,
+                    ranks,
+                    collective_kind,
+                    message_bytes,
+                    collective_message.repetitions * stage_chunk.micro_batches,
                 )
             )
         messages += _loss_messages(layout, stage_chunk, run_config)
@@ -210,8 +214,8 @@ def _chunks_of_rank(
 def _loss_messages(layout: Layout, stage_chunk: StageChunk, run_config: RunConfig) -> Iterator[Message]:
     """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = stage_chunk.program.result
-    if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.last) and is_divided(logits.axes):
-        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.batches)
+    if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.has_head) and is_divided(logits.axes):
+        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.micro_batches)
 
 
 def _pipeline_messages(
@@ -222,11 +226,11 @@ def _pipeline_messages(
     sent_values: tuple[Value | None, ...] = ()
     if stage_chunk.stage is not None:
         program, stage = stage_chunk.program, stage_chunk.stage
-        sent_values = (None if stage.last else program.exit, None if stage.first else program.entry)
+        sent_values = (None if stage.has_head else program.exit, None if stage.has_embedding else program.entry)
     for sent_value in sent_values:
         if sent_value is not None:
             message_bytes = run_config.rows(sent_value.rows) * sent_value.width * element_bytes // token_ranks
-            yield Message("pp", layout.pp, "send", message_bytes, stage_chunk.batches)
+            yield Message("pp", layout.pp, "send", message_bytes, stage_chunk.micro_batches)
 
 
 # --- per step --------------------------------------------------------------------------------------------------------
@@ -256,15 +260,15 @@ def _tensor_group_gradients(
             weight_shard
             for weight_shard, undivided_shard in shard_pairs
             if weight_shard.tensor.shape == undivided_shard.tensor.shape
-            and not weight_shard.expert
-            and (layout.sequence_parallel or weight_shard.of_heads)
+            and not weight_shard.is_expert
+            and (layout.sequence_parallel or weight_shard.has_partial_gradient)
         ]
         if gradients.reduces_one_buffer:
             message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for weight_shard in partial_sum_shards:
-            message_count = weight_shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
+            message_count = weight_shard.count * (stage_chunk.micro_batches if layout.pp == 1 else 1)
             yield Message("tp", layout.tp, "all_reduce", weight_shard.tensor.size * element_bytes, message_count)
 
 
@@ -279,7 +283,7 @@ def _data_messages(
     for stage_chunk in stage_chunks:
         all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
-            weights = [weight_shard for weight_shard in all_shards if weight_shard.expert == is_expert]
+            weights = [weight_shard for weight_shard in all_shards if weight_shard.is_expert == is_expert]
             if weights:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
@@ -323,13 +327,13 @@ class ReplicaGroup(NamedTuple):
 
 @frozen
 class ReplicatedWeights:
-    """The weights of a stage that a group of ranks replicates. width: bytes per element."""
+    """The weights of a stage that a group of ranks replicates. element_bytes: bytes per element."""
 
     layout: Layout
     chunk: StageChunk
     weights: list[WeightShard]
-    ranks: ReplicaGroup
-    width: int
+    replica_group: ReplicaGroup
+    element_bytes: int
 
     @property
     def elements(self) -> int:
@@ -355,7 +359,7 @@ def _embedding_messages(
     for stage_chunk in stage_chunks:
         if (
             stage_chunk.stage is not None
-            and (stage_chunk.stage.first or stage_chunk.stage.last)
+            and (stage_chunk.stage.has_embedding or stage_chunk.stage.has_head)
             and stage_chunk.program.tables
         ):
             embedding_table = next(iter(stage_chunk.program.tables.values()))

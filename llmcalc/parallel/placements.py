@@ -71,18 +71,18 @@ class Collective(NamedTuple):
     kind: the operation.
     group: the group of ranks.
     ranks: size of the group.
-    backward: whether it runs in the backward pass.
+    is_backward: whether it runs in the backward pass.
     bytes: bytes of the whole tensor for a collective, of the sent tensor for a send.
-    times: how often it runs in one pass of one micro-batch.
+    repetitions: how often it runs in one pass of one micro-batch.
     """
 
     node: str
     kind: CollectiveKind
     group: Group
     ranks: int
-    backward: bool
+    is_backward: bool
     bytes: Number
-    times: Number = 1
+    repetitions: Number = 1
 
     @property
     def wire_bytes(self) -> Number:
@@ -99,24 +99,25 @@ class PlacementTracker:
 
     layout: the layout.
     run_config: the run, with the tokens of one rank of a sequence.
-    width: bytes per element.
+    element_bytes: bytes per element.
     include: optional parts of the model that run, none by default.
     regathers: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
         tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     recompute: the recomputation in the backward pass, whose messages are sent again; none by default.
     placements: id of a storage → its placement, where it differs from the default.
-    gathered: values that were made whole: id of the storage, whether the value is a view, whether it has a gradient.
+    gathered_values: values that were made whole: id of the storage, whether the value is a view, whether it has a
+        gradient.
     messages: the collectives so far.
     """
 
     layout: Layout
     run_config: RunConfig
-    width: int = 2
+    element_bytes: int = 2
     include: frozenset[str] = frozenset()
     regathers: bool = False
     recompute: Recompute = NONE
     placements: dict[int, Placement] = field(default_factory=dict)
-    gathered: set[tuple[int, bool, bool]] = field(default_factory=set)
+    gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
 
     def run_program(self, program: RankFlow) -> list[Collective]:
@@ -188,7 +189,7 @@ class PlacementTracker:
         that sends anything.
         """
         recompute = self.recompute
-        forward_messages = [message for message in self.messages[first_message_index:] if not message.backward]
+        forward_messages = [message for message in self.messages[first_message_index:] if not message.is_backward]
         if not forward_messages or recompute == NONE or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
@@ -200,9 +201,9 @@ class PlacementTracker:
         layer_indices, layer_repeats = layer.about["indices"], layer.about["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message_index:message_end_index]:
-            if not message.backward:
-                message_count = exact_div(times(message.times, recomputed_count), layer_repeats)
-                self.messages.append(message._replace(backward=True, times=message_count))
+            if not message.is_backward:
+                message_count = exact_div(times(message.repetitions, recomputed_count), layer_repeats)
+                self.messages.append(message._replace(is_backward=True, repetitions=message_count))
 
     def _add_message(
         self,
@@ -224,7 +225,7 @@ class PlacementTracker:
             process_group, self.layout.tp
         )
         element_count = recorded_value.width if element_count is None else element_count
-        message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.width
+        message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.element_bytes
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
         message_count = times(self.repeats, messages)
@@ -239,12 +240,12 @@ class PlacementTracker:
         gather_key = id(recorded_value.storage), recorded_value.of is not None, self.has_gradient
         if (
             self.placement(recorded_value) == "divided"
-            or gather_key in self.gathered
+            or gather_key in self.gathered_values
             or recorded_value.fixed
             or recorded_value.rows is ONCE
         ):
             return
-        self.gathered.add(gather_key)
+        self.gathered_values.add(gather_key)
         if self.placement(recorded_value) == "rows":
             self._add_message("all_gather", recorded_value, process_group)
             if self.regathers:
@@ -287,7 +288,7 @@ class PlacementTracker:
                 self._reduce_partial_sum(recorded_value)
             self._place_undivided(operation)
         if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
-            float32_ratio = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
+            float32_ratio = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
             for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
                 elements = float32_ratio if operation.options["spec"].type == "rmsnorm" else 2 * float32_ratio
                 self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements)
@@ -347,9 +348,9 @@ class PlacementTracker:
                 self._add_message("send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensors)
         if self.recompute.core and self.has_gradient:
             self.messages += [
-                message._replace(backward=True)
+                message._replace(is_backward=True)
                 for message in self.messages[first_message_index:]
-                if not message.backward
+                if not message.is_backward
             ]
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:

@@ -190,7 +190,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
         layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
-        models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
+        models_by_counts.setdefault((model.chunks.has_embedding, model.chunks.has_head, layer_counts), model)
     return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 
 

@@ -36,13 +36,13 @@ class PassAction(NamedTuple):
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
     micro_batch: the index of the micro-batch in the step.
-    overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
+    is_overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
     """
 
     kind: Kind
     chunk: int
     micro_batch: int
-    overlapped: bool = False
+    is_overlapped: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind} of micro-batch {self.micro_batch} in chunk {self.chunk}"
@@ -55,16 +55,16 @@ class InFlightCounts(NamedTuple):
     """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
-    weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
+    awaiting_weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
     """
 
     awaiting_backward: tuple[int, ...]
-    weights: tuple[int, ...]
+    awaiting_weights: tuple[int, ...]
 
     @property
     def total(self) -> int:
         """The number of micro-batches in flight, over all chunks."""
-        return sum(self.awaiting_backward) + sum(self.weights)
+        return sum(self.awaiting_backward) + sum(self.awaiting_weights)
 
 
 @frozen
@@ -74,38 +74,38 @@ class Pipeline:
     ranks: number of ranks.
     chunk_count: chunks of layers per rank.
     micro_batches: micro-batches per step.
-    orders: per rank, its actions.
-    two_way: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and passes the
-        ranks' chunks 0; the other half enters at the last rank and passes the chunks 1.
+    actions_by_rank: per rank, its actions.
+    is_bidirectional: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and
+        passes the ranks' chunks 0; the other half enters at the last rank and passes the chunks 1.
     """
 
     ranks: int
     chunk_count: int
     micro_batches: int
-    orders: tuple[Order, ...]
-    two_way: bool = False
+    actions_by_rank: tuple[Order, ...]
+    is_bidirectional: bool = False
 
     @property
     def stages(self) -> int:
         """The number of stages that a micro-batch passes through."""
-        return self.ranks if self.two_way else self.ranks * self.chunk_count
+        return self.ranks if self.is_bidirectional else self.ranks * self.chunk_count
 
     def stage(self, rank: int, chunk: int) -> int:
         """Returns the stage index of a rank's chunk in the order of a micro-batch."""
-        if self.two_way:
+        if self.is_bidirectional:
             return self.ranks - 1 - rank if chunk else rank
         return chunk * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Returns the rank that runs a stage for a micro-batch."""
-        if self.two_way:
+        if self.is_bidirectional:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
         awaiting_backward, awaiting_weights = [0] * self.chunk_count, [0] * self.chunk_count
-        for action in self.orders[rank]:
+        for action in self.actions_by_rank[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
             yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weights))
@@ -114,7 +114,7 @@ class Pipeline:
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
-        return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
+        return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.actions_by_rank[rank]])))
 
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
@@ -134,7 +134,7 @@ class Pipeline:
                 ("I", chunk): awaiting_weights - weight,
                 ("W", chunk): -awaiting_weights,
             }
-        rank_passes = [action[:2] for action in self.orders[rank]]
+        rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak_count = max(chunks_in_flight)
         pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
@@ -167,7 +167,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
     if schedule_name == "dualpipe":
-        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
+        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), is_bidirectional=True)
     if schedule_name == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
     if schedule_name == "1f1b":
@@ -378,25 +378,25 @@ class Deadlock(ValueError):
 class Timetable:
     """The start and end times of all actions in a step.
 
-    spans: per rank, its actions in order.
+    spans_by_rank: per rank, its actions in order.
     outputs_sent, gradients_sent: per rank, the number of messages that it sends to other ranks.
     """
 
     pipeline: Pipeline
-    costs: PassDurations
-    spans: tuple[tuple[ActionSpan, ...], ...]
+    pass_durations: PassDurations
+    spans_by_rank: tuple[tuple[ActionSpan, ...], ...]
     outputs_sent: tuple[int, ...]
     gradients_sent: tuple[int, ...]
 
     @property
     def time(self) -> float:
         """The duration of the step, from the first action to the end of the last."""
-        return max(action_spans[-1].end for action_spans in self.spans)
+        return max(action_spans[-1].end for action_spans in self.spans_by_rank)
 
     def busy_time(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
-        action_spans = self.spans[rank]
-        return sum(span.end - span.start for span in action_spans if not span.action.overlapped)
+        action_spans = self.spans_by_rank[rank]
+        return sum(span.end - span.start for span in action_spans if not span.action.is_overlapped)
 
     @property
     def idle(self) -> float:
@@ -423,7 +423,7 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
     simulation = _StepSimulation(pipeline, pass_durations or PassDurations())
     while simulation.ready:
         simulation.advance(simulation.ready.pop())
-    for rank, rank_actions in enumerate(pipeline.orders):
+    for rank, rank_actions in enumerate(pipeline.actions_by_rank):
         if len(simulation.spans[rank]) < len(rank_actions):
             raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans[rank])]}")
     outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
@@ -468,9 +468,9 @@ class _StepSimulation:
 
     def advance(self, rank: int) -> None:
         """Runs a rank's actions until it must wait for another rank."""
-        rank_actions, next_index = self.pipeline.orders[rank], len(self.spans[rank])
+        rank_actions, next_index = self.pipeline.actions_by_rank[rank], len(self.spans[rank])
         while next_index < len(rank_actions):
-            overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].overlapped]
+            overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].is_overlapped]
             start_time = self.free[rank]
             for action in overlapped_actions:
                 required_pass, ready_time = self.awaited_pass(action, rank)

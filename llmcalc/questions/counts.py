@@ -76,7 +76,7 @@ def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> RankShare | None:
     """Returns the counts of one rank of a layout; None without a rank. Other arguments: as of `RankRequest.share`."""
-    return None if rank is None else rank.share(spec, rank_cost, cost_verb)
+    return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 
 def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:

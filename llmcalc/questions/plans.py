@@ -70,7 +70,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
         if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
             if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
-            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried)
+            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes)
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
             parallel_degrees: dict[str, Any] = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")}

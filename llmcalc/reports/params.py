@@ -220,7 +220,7 @@ def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: Ran
     """Returns notes about the counted rank, replicated parameters and the whole model."""
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
-    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
+    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.has_embedding != chunks.has_head
     return counted_rank_notes(
         rank_share,
         f"the whole model has {units.exact(model_total)} parameters",

@@ -243,7 +243,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
     device_count: devices that send messages to each other.
     """
-    is_known = hardware.interconnect is not None or hardware.nic is not None or device.nic != UNKNOWN_NIC
+    is_known = hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != UNKNOWN_NIC
     if device_count == 1 or is_known:
         return []
     rate_text = f"{UNKNOWN_NIC / 10**9:g} GB/s"

@@ -86,7 +86,9 @@ def layout_text(server: Server) -> str:
     """
     layout_sizes = server.sizes
     layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
-    prefill_decode_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
+    prefill_decode_text = (
+        "" if server.group is None else f"({server.group.prefill_replicas}+{server.group.decode_replicas}) "
+    )
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
     format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
@@ -328,7 +330,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         notes += [] if server.group is None else [_disaggregation_text(server.group)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
-        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode)
+        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode_replicas)
         notes.append(
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
@@ -380,9 +382,9 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
 def _disaggregation_text(group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
-        f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
-        f"in {duration_text(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was "
-        "never measured"
+        f"(P+D): {plural(group.prefill_replicas, 'replica')} for prompts, {group.decode_replicas} that decode; a "
+        f"prompt's cache is sent in {duration_text(group.transfer_seconds)} "
+        f"({units.memory(round(group.sent_bytes))} a device); this was never measured"
     )
 
 
@@ -433,7 +435,11 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
-    return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
+    return (
+        None
+        if server.group is None
+        else {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
+    )
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:

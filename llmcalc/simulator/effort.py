@@ -17,17 +17,17 @@ UNITS_PER_OPERATION = 50
 class CountedWork(NamedTuple):
     """The work of a run apart from its search.
 
-    units: the work without shared recordings.
+    unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
     """
 
-    units: int
+    unshared_units: int
     recordings: tuple[tuple[int, int], ...] = ()
 
     @property
     def total(self) -> int:
         """The work with the work of each recording, once."""
-        return self.units + sum(dict(self.recordings).values())
+        return self.unshared_units + sum(dict(self.recordings).values())
 
 
 class SimulatedWork:
@@ -81,7 +81,7 @@ class SimulatedWork:
 
     def add(self, work: CountedWork) -> None:
         """Adds work that was counted apart."""
-        self.units += work.units
+        self.units += work.unshared_units
         for recording_key, recording_units in work.recordings:
             self.use_recording(recording_key, recording_units)
 

@@ -27,13 +27,13 @@ Kind = TypeVar("Kind")
 class LayerPattern(NamedTuple):
     """A repeating sequence of layer kinds.
 
-    first: index of the first layer of the pattern.
-    period: layers of the pattern.
+    first_layer: index of the first layer of the pattern.
+    layer_period: layers of the pattern.
     repeats: number of whole repeats.
     """
 
-    first: int
-    period: int
+    first_layer: int
+    layer_period: int
     repeats: int
 
 

@@ -147,7 +147,7 @@ class Lowering(ProgramLowering):
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
-            for recorded_value in recomputed_module.reads
+            for recorded_value in recomputed_module.values_read
             if (read_value := self._value_with_tensor(recorded_value)) is not None
         }
 
@@ -169,7 +169,7 @@ class Lowering(ProgramLowering):
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         output = self.run_checkpointed(run_module, [self.tensor_of(module_input)])
-        for recorded_value in recomputed_module.last_read_here:
+        for recorded_value in recomputed_module.values_to_free:
             self.forget(recorded_value.storage)
         self.bind(module_output, output)
 
@@ -211,7 +211,11 @@ class Lowering(ProgramLowering):
             self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
             try:
                 self.run_module(
-                    ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+                    ModuleFrame(
+                        module_call.scope,
+                        layer_index=module_call.layer_index,
+                        owner_layer_index=module_call.owner_layer_index,
+                    )
                 )
                 output_tensor = self.tensor_of(layer_output)
                 caller_state[0].update(

@@ -238,7 +238,7 @@ class ProgramLowering(CacheTensors):
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
                 self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
-            self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
+            self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner_layer_index=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
@@ -263,7 +263,7 @@ class ProgramLowering(CacheTensors):
             layer_input = hidden_states
             del hidden_states
             hidden_states = self.run_layer(
-                ModuleFrame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input
+                ModuleFrame(layer_scope, layer_index=layer_index, owner_layer_index=owner_index), layer_input
             )
             if module_after_first_layer is not None and layer_index == self.first_layer_index:
                 hidden_states = self.run_after_layer(module_after_first_layer, layer_input, hidden_states)
@@ -352,13 +352,13 @@ class ProgramLowering(CacheTensors):
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
         module_frame = self.frames[-1]
-        module_frame.callers.append(module_frame.local_tensors)
+        module_frame.caller_variables.append(module_frame.local_tensors)
         module_frame.local_tensors = {}
 
     def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module: frees its local variables, and returns to the caller's."""
         module_frame = self.frames[-1]
-        module_frame.local_tensors = module_frame.callers.pop()
+        module_frame.local_tensors = module_frame.caller_variables.pop()
 
     def do_add_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""

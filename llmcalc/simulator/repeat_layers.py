@@ -39,15 +39,15 @@ class NotRepeatingError(Exception):
 class AllocatorOverhead(NamedTuple):
     """The bytes that an allocator adds to the requested bytes.
 
-    requested: the highest sum of bytes that tensors request.
+    requested_bytes: the highest sum of bytes that tensors request.
     slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
-    free: bytes of the segments beyond the blocks in use, at their peak.
+    free_bytes: bytes of the segments beyond the blocks in use, at their peak.
     slop_after: the slop after the run.
     """
 
-    requested: int
+    requested_bytes: int
     slop: int
-    free: int
+    free_bytes: int
     slop_after: int
 
     @staticmethod
@@ -65,10 +65,12 @@ class AllocatorOverhead(NamedTuple):
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes, slop = (
-            max(run_overhead.requested for run_overhead in run_overheads),
+            max(run_overhead.requested_bytes for run_overhead in run_overheads),
             max(run_overhead.slop for run_overhead in run_overheads),
         )
-        reserved_bytes = max(overhead.requested + overhead.slop + overhead.free for overhead in run_overheads)
+        reserved_bytes = max(
+            overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
+        )
         return AllocatorOverhead(
             requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
         )
@@ -88,39 +90,39 @@ class AllocatorOverhead(NamedTuple):
 class InnerRepeatEvent(NamedTuple):
     """A memory event of every repeat between the first and the last, as a function of the repeat's index.
 
-    owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
-        is the same in all repeats.
-    number: the number of the storage in the second repeat; for a storage of all repeats, its number.
-    neighbour_number: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
-    size, value: the two other fields of an `Event`.
+    owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
+        storage that is the same in all repeats.
+    storage_number: the number of the storage in the second repeat; for a storage of all repeats, its number.
+    neighbour_storage: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
+    nbytes, event_detail: the two other fields of an `Event`.
     """
 
-    owner: int | None
-    number: Any
-    neighbour_number: Any
-    size: int
-    value: Any
+    owner_offset: int | None
+    storage_number: Any
+    neighbour_storage: Any
+    nbytes: int
+    event_detail: Any
 
 
 @dataclass
 class LayerSweep:
     """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
-    stack: the number of the stack.
-    rising: whether they go from the first repeat to the last.
-    repeats: the events of each repeat, with those that follow it until the next repeat begins.
-    inner: the events of every repeat between the first and the last.
+    stack_index: the number of the stack.
+    is_ascending: whether they go from the first repeat to the last.
+    events_by_repeat: the events of each repeat, with those that follow it until the next repeat begins.
+    inner_events: the events of every repeat between the first and the last.
     """
 
-    stack: int
-    rising: bool
-    repeats: list[list[Event]]
-    inner: list[InnerRepeatEvent] = field(default_factory=list)
+    stack_index: int
+    is_ascending: bool
+    events_by_repeat: list[list[Event]]
+    inner_events: list[InnerRepeatEvent] = field(default_factory=list)
 
     @property
     def events_in_order(self) -> list[list[Event]]:
         """The events of each repeat in execution order."""
-        return self.repeats if self.rising else self.repeats[::-1]
+        return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
 Part: TypeAlias = list[Event] | LayerSweep
@@ -169,8 +171,10 @@ class RepeatAnalysis:
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
-            repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
-            layer_sweep.inner = [self._event_of_inner_repeats(layer_sweep.stack, *pair) for pair in repeat_pairs]
+            repeat_pairs = zip(layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2], strict=True)
+            layer_sweep.inner_events = [
+                self._event_of_inner_repeats(layer_sweep.stack_index, *pair) for pair in repeat_pairs
+            ]
         self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -262,7 +266,7 @@ class RepeatAnalysis:
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the repeat of one stack that contains a module."""
         layer_stack = self.stacks[stack_index]
-        repeat_index = (allocation_place.layer_index - layer_stack.before) // layer_stack.period
+        repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         return (
             (stack_index, repeat_index)
             if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS
@@ -330,7 +334,7 @@ class RepeatAnalysis:
 
     def _pair_storages(self, layer_sweep: LayerSweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
-        second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
+        second_repeat, third_repeat = layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeatingError
         for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
@@ -340,7 +344,7 @@ class RepeatAnalysis:
                 raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
-                self.stack_of[second_storage] = layer_sweep.stack
+                self.stack_of[second_storage] = layer_sweep.stack_index
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeatingError
 
@@ -389,7 +393,7 @@ class RepeatAnalysis:
             sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
         ):
             for memory_events in (
-                (sweep_or_events.repeats[0], sweep_or_events.repeats[LAST])
+                (sweep_or_events.events_by_repeat[0], sweep_or_events.events_by_repeat[LAST])
                 if isinstance(sweep_or_events, LayerSweep)
                 else (sweep_or_events,)
             ):
@@ -430,7 +434,7 @@ class RepeatAnalysis:
         added_events = further_set_up(repeated_events) if further_set_up is not None else []
         blocks: list[Any] = [None] * (repeated_events.count + len(added_events))
         _replay_on_meter(memory_meter, [*set_up_events, *added_events], blocks)
-        replay_result = ReplayResult(set_up=memory_meter.now)
+        replay_result = ReplayResult(set_up_bytes=memory_meter.now)
         for section_events in self.recorded.first_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -439,7 +443,7 @@ class RepeatAnalysis:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
         replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
-        replay_result.after = memory_meter.now
+        replay_result.final_bytes = memory_meter.now
         return replay_result
 
     def allocator_steps(
@@ -505,7 +509,8 @@ class RepeatedEvents:
             for sweep_or_events in self.analysis.parts[id(section_events)]:
                 if isinstance(sweep_or_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
-                        sweep_or_events, [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
+                        sweep_or_events,
+                        [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner_events],
                     ):
                         full_run_events += repeat_events
                 else:
@@ -528,7 +533,7 @@ class RepeatedEvents:
             if not isinstance(sweep_or_events, LayerSweep):
                 yield _events_of_allocator(self._renumbered_events(sweep_or_events)), ONCE
                 continue
-            inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
+            inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner_events]
             repeat_order = self._repeat_order(sweep_or_events)
             repeat_events = self._events_of_sweep(sweep_or_events, inner_events)
             if (
@@ -561,8 +566,8 @@ class RepeatedEvents:
 
     def _repeat_order(self, layer_sweep: LayerSweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
-        inner_repeats = range(self.inner_repeats[layer_sweep.stack])
-        return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
+        inner_repeats = range(self.inner_repeats[layer_sweep.stack_index])
+        return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
@@ -575,7 +580,7 @@ class RepeatedEvents:
         self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
     ) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
-        place_in_later_repeat = self.analysis.stacks[layer_sweep.stack].place_in_later_repeat
+        place_in_later_repeat = self.analysis.stacks[layer_sweep.stack_index].place_in_later_repeat
         memory_events = [
             (
                 place_in_later_repeat(storage_number, repeat_index)
@@ -588,30 +593,35 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
+        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
             if repeat_index == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
-                for event_index, memory_event in enumerate(layer_sweep.inner):
-                    if memory_event.owner == owning_repeat:
+                for event_index, memory_event in enumerate(layer_sweep.inner_events):
+                    if memory_event.owner_offset == owning_repeat:
                         memory_events[event_index] = (
-                            memory_event.neighbour_number,
-                            memory_event.size,
-                            memory_event.value,
+                            memory_event.neighbour_storage,
+                            memory_event.nbytes,
+                            memory_event.event_detail,
                         )
         return memory_events
 
     def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
         """Returns an event as a function of the inner repeat."""
-        if memory_event.owner is None:
-            return memory_event.number, 0, memory_event.size, memory_event.value
-        if memory_event.size == PLACED:
-            return memory_event.number, 1, memory_event.size, memory_event.value
-        return self.starts[memory_event.number] + memory_event.owner, 1, memory_event.size, memory_event.value
+        if memory_event.owner_offset is None:
+            return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail
+        if memory_event.nbytes == PLACED:
+            return memory_event.storage_number, 1, memory_event.nbytes, memory_event.event_detail
+        return (
+            self.starts[memory_event.storage_number] + memory_event.owner_offset,
+            1,
+            memory_event.nbytes,
+            memory_event.event_detail,
+        )
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
         for stack_index, inner_repeats in self.inner_repeats.items():
             layer_stack = self.analysis.stacks[stack_index]
-            first_layer_of_last_repeat = layer_stack.before + LAST * layer_stack.period
+            first_layer_of_last_repeat = layer_stack.layers_before + LAST * layer_stack.layer_period
             if layer_stack.contains(
                 allocation_place
             ) and first_layer_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):

@@ -33,7 +33,11 @@ class ShortenedPasses:
         self.passes: Sequence[RecordedPass] = recorded_passes
         boundary_indices = [
             0,
-            *(index for recorded_pass in recorded_passes for index in (recorded_pass.start, recorded_pass.end)),
+            *(
+                index
+                for recorded_pass in recorded_passes
+                for index in (recorded_pass.first_event_index, recorded_pass.end_event_index)
+            ),
             len(memory_events),
         ]
         self.pieces: list[Sequence[Event]] = [memory_events[start:end] for start, end in pairwise(boundary_indices)]
@@ -64,9 +68,9 @@ class ShortenedPasses:
         """
         input_storage = recorded_pass.input_storage
         return recorded_pass._replace(
-            start=pass_start,
-            end=pass_end,
-            place=self.repeated.place_in_full_run(recorded_pass.place),
+            first_event_index=pass_start,
+            end_event_index=pass_end,
+            start_place=self.repeated.place_in_full_run(recorded_pass.start_place),
             input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
             outputs=self.outputs_of_full_pass(recorded_pass, pass_events),
         )

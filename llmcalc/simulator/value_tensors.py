@@ -224,7 +224,9 @@ class ValueTensors:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
-                path_parts.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
+                path_parts.append(
+                    module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index
+                )
         return tuple(path_parts)
 
     @property
@@ -258,4 +260,7 @@ class ValueTensors:
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [ModuleFrame(call.scope, layer_index=call.layer_index, owner=call.owner) for call in self.frames]
+        return [
+            ModuleFrame(call.scope, layer_index=call.layer_index, owner_layer_index=call.owner_layer_index)
+            for call in self.frames
+        ]

@@ -19,13 +19,13 @@ class ModuleVisit(NamedTuple):
     """A stay in a place, until the next place.
 
     place: the module and phase.
-    bytes: the peak bytes of the stay.
-    work: units of `SimulatedWork` in the pass before the stay.
+    peak_bytes: the peak bytes of the stay.
+    work_before: units of `SimulatedWork` in the pass before the stay.
     """
 
     place: AllocationPlace
-    bytes: int
-    work: int
+    peak_bytes: int
+    work_before: int
 
 
 class VisitMeter(Meter):
@@ -68,10 +68,10 @@ class VisitMeter(Meter):
 
 
 class PassVisits(NamedTuple):
-    """The visits of a pass in order. work: units of `SimulatedWork` of the pass."""
+    """The visits of a pass in order. work_units: units of `SimulatedWork` of the pass."""
 
     visits: Sequence[ModuleVisit]
-    work: int
+    work_units: int
 
     def peak_by_path(self) -> dict[str, int]:
         """Returns the peak bytes of each module path; at least 0."""
@@ -86,7 +86,7 @@ class PassVisits(NamedTuple):
         None if a layer is visited before or after its turn.
         """
         repeat_of_visit = [
-            (module_visit.place.layer_index - layer_stack.before) // layer_stack.period
+            (module_visit.place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
             if module_visit.place.layer_index >= 0
             else None
             for module_visit in self.visits
@@ -107,7 +107,7 @@ class PassVisits(NamedTuple):
             self.visits[start_index : start_index + visit_count],
             self.visits[next_start : next_start + visit_count],
         )
-        added_bytes = later_part[0].bytes - earlier_part[0].bytes
+        added_bytes = later_part[0].peak_bytes - earlier_part[0].peak_bytes
         expected_part = [
             (
                 place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
@@ -119,17 +119,19 @@ class PassVisits(NamedTuple):
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""
-        removed_work = self.visits[end_index].work - self.visits[start_index].work
-        later_visits = [visit._replace(work=visit.work - removed_work) for visit in self.visits[end_index:]]
-        return PassVisits([*self.visits[:start_index], *later_visits], self.work - removed_work)
+        removed_work = self.visits[end_index].work_before - self.visits[start_index].work_before
+        later_visits = [
+            visit._replace(work_before=visit.work_before - removed_work) for visit in self.visits[end_index:]
+        ]
+        return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
     def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
         """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
         module_visits = list(self.visits)
         module_visits[start_index:end_index] = [
-            visit._replace(bytes=visit.bytes + added_bytes) for visit in module_visits[start_index:end_index]
+            visit._replace(peak_bytes=visit.peak_bytes + added_bytes) for visit in module_visits[start_index:end_index]
         ]
-        return PassVisits(module_visits, self.work)
+        return PassVisits(module_visits, self.work_units)
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
@@ -138,7 +140,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
     """
-    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
+    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.layer_period
     if start_indices is None:
         return None
     second_start, third_start, fourth_start = start_indices
@@ -170,7 +172,7 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     visit_count = first_start - second_start
     if (
         second_start - third_start != visit_count
-        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.period) != -saved_bytes
+        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.layer_period) != -saved_bytes
     ):
         return None
     return backward_pass.with_more_bytes(0, second_start, -saved_bytes).without_visits(second_start, first_start)

@@ -520,7 +520,7 @@ LARGEST_NARROWER_SHARE = 0.75
 
 def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
     """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
-    if model_memory.states.quantized is None:
+    if model_memory.states.quantized_size is None:
         return True
     try:
         narrower_weights = model_memory.with_(quantize=scheme_name).states.weights

@@ -82,12 +82,12 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
     )
     worst_fit = fit(
-        inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
+        inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
     batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
         if rank != best_replica.rank:
-            rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
+            rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
@@ -173,7 +173,7 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
 def _can_build_program(model_memory: Memory, layout: Layout) -> bool:
     try:
         for rank in _end_ranks(layout):
-            inference_rank(model_memory, layout, rank, model_memory.runtime)
+            inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)
     except InputError:
         return False
     return True
@@ -187,7 +187,7 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
 def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> ReplicaFit:
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
-        rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
+        rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
     rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))

@@ -122,12 +122,12 @@ class Replica:
     """One copy of a model that serves requests.
 
     spec, device, stack: the model and what runs it.
-    requests: the requests. layout: of this replica. formats: number formats.
+    requests: the requests. layout: of this replica. number_formats: number formats.
     step_tokens: most tokens of a step, by which prompts are cut into chunks; None for whole prompts.
     speculation: what drafts tokens; None (default) for nothing.
     graph_batches: batches for which a graph of the decoding step is captured, in ascending order; a smaller batch is
         padded to the next of them. Empty (default) where every batch has a graph of its own.
-    remaining_step: share of the running step for which a new request waits: 1 (default) where it follows the end of
+    waited_step_share: share of the running step for which a new request waits: 1 (default) where it follows the end of
         another one, 0.5 where requests arrive at any time.
     """
 
@@ -136,11 +136,11 @@ class Replica:
     stack: TimeStack
     requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    formats: NumberFormats = SIXTEEN_BITS
+    number_formats: NumberFormats = SIXTEEN_BITS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
-    remaining_step: float = 1.0
+    waited_step_share: float = 1.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -165,7 +165,7 @@ class Replica:
     @property
     def steps_before_prompt(self) -> float:
         """The decoding steps of others that a request waits for before a step with its prompt."""
-        return self.remaining_step / self.layout.pp + self.steps_ahead
+        return self.waited_step_share / self.layout.pp + self.steps_ahead
 
     @property
     def batch_count(self) -> int:
@@ -196,14 +196,16 @@ class Replica:
         cached_tokens: cached tokens per sequence.
         """
         step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
-        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.formats, self.layout.pp)
+        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.number_formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
         draft_seconds = self.speculation.draft_seconds(
-            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
+            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.number_formats
         )
         return InferencePass(
-            target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
+            target_pass.seconds + draft_seconds,
+            {**target_pass.seconds_by_part, "draft": draft_seconds},
+            target_pass.timed_passes,
         )
 
     def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
@@ -220,7 +222,7 @@ class Replica:
         timed_prompts = self._timed_prompts[whole_prompts]
         if not has_server_delay:
             return timed_prompts
-        first_token, pass_parts = self.stack.first_token, timed_prompts.parts
+        first_token, pass_parts = self.stack.first_token, timed_prompts.seconds_by_part
         return InferencePass(
             timed_prompts.seconds + first_token, pass_parts | {"server": first_token}, timed_prompts.timed_passes
         )
@@ -237,7 +239,7 @@ class Replica:
 
         chunk: tokens of each prompt in one pass; None for all.
         """
-        layout, number_formats = self.layout, self.formats
+        layout, number_formats = self.layout, self.number_formats
         timed_pass = prefill(
             self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, number_formats
         )
@@ -245,7 +247,9 @@ class Replica:
             return timed_pass
         draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
         return InferencePass(
-            timed_pass.seconds + draft_seconds, {**timed_pass.parts, "draft": draft_seconds}, timed_pass.timed_passes
+            timed_pass.seconds + draft_seconds,
+            {**timed_pass.seconds_by_part, "draft": draft_seconds},
+            timed_pass.timed_passes,
         )
 
     @cached_property
@@ -316,7 +320,9 @@ class Replica:
             if not uncaptured_share:
                 return 0.0
             prompt_pass = self.prompts_pass(prompt_count)
-            return uncaptured_share * seconds_without_graphs(prompt_pass, self.stack, self.formats, self.graph_tokens)
+            return uncaptured_share * seconds_without_graphs(
+                prompt_pass, self.stack, self.number_formats, self.graph_tokens
+            )
 
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
@@ -353,8 +359,8 @@ def seconds_beside_prompts(token_pass: InferencePass) -> float:
     A draft's passes add all of their time.
     """
     timed_pass = token_pass.timed_passes[0]
-    return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(operation.times * timed_pass.work.count(operation.layer)) * _added_seconds(operation)
+    return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
+        float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index)) * _added_seconds(operation)
         for operation in timed_pass.operations
     )
 

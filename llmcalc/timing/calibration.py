@@ -57,10 +57,10 @@ class CalibrationFactors:
         return replace(
             device,
             generation=generation,
-            peaks={factor_name: peak_rate / self.compute for factor_name, peak_rate in device.peaks.items()},
-            bandwidth=device.bandwidth / self.memory,
-            link=device.link / self.network,
-            nic=device.nic / self.network,
+            peak_rates={factor_name: peak_rate / self.compute for factor_name, peak_rate in device.peak_rates.items()},
+            memory_bandwidth=device.memory_bandwidth / self.memory,
+            link_bandwidth=device.link_bandwidth / self.network,
+            network_bandwidth=device.network_bandwidth / self.network,
             latency=device.latency * self.network,
             link_protocols=tuple(
                 (rate_share, message_seconds * self.network, step_seconds * self.network)
@@ -87,14 +87,14 @@ UNCHANGED = CalibrationFactors()
 class MeasuredRun:
     """A run with measured seconds.
 
-    name: its place in the file. seconds: what was measured. pricer: its estimate by factors.
-    group: what has to be equal for the run's layout to be a choice among others; empty for none.
+    name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
+    comparison_group: what has to be equal for the run's layout to be a choice among others; empty for none.
     """
 
     name: str
     seconds: float
-    pricer: Pricer
-    group: tuple[object, ...] = ()
+    estimate_seconds: Pricer
+    comparison_group: tuple[object, ...] = ()
 
 
 class LinearizedRuns:
@@ -103,7 +103,7 @@ class LinearizedRuns:
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.parts: list[tuple[float, ...]] = [
-            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
+            tuple(_factor_shares(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
@@ -251,7 +251,7 @@ class ErrorStatistics:
         )
         groups_by_setting: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(measured_runs, estimates, strict=True):
-            groups_by_setting.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
+            groups_by_setting.setdefault(measured_run.comparison_group, []).append((estimate, measured_run.seconds))
         layout_choices = [
             layout_group
             for factor_name, layout_group in groups_by_setting.items()
@@ -322,7 +322,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
     linear_fit = LinearizedRuns(measured_runs)
-    estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
+    estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     left_out_fit_errors = _left_out_errors(linear_fit)
     is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
@@ -341,7 +341,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
-            [run.pricer(factors) for run in measured_runs],
+            [run.estimate_seconds(factors) for run in measured_runs],
             [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, damped_errors, strict=True)],
         )
     )

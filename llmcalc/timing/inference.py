@@ -22,13 +22,13 @@ class InferencePass:
     """The estimated seconds of an inference pass.
 
     seconds: of the pass.
-    parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
-        prompt; they add up to it.
+    seconds_by_part: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server
+        adds to a prompt; they add up to it.
     timed_passes: of a rank that has all layers: of a prompt in chunks, one for each chunk.
     """
 
     seconds: Number
-    parts: dict[str, Number]
+    seconds_by_part: dict[str, Number]
     timed_passes: list[TimedPass] = field(repr=False)
 
 
@@ -138,7 +138,7 @@ def prefill(
         prompt_pass = rank_pass(time_stack, layout, batch, new_tokens, earlier_tokens, "prefill")
         chunk_passes.append(forward_pass(spec, device, time_stack, prompt_pass, formats, layout.pp))
     part_seconds = {
-        part_name: sum(chunk_pass.parts[part_name] for chunk_pass in chunk_passes)
+        part_name: sum(chunk_pass.seconds_by_part[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
     part_seconds["server"] = time_stack.first_token if has_server_delay else 0.0
@@ -184,11 +184,11 @@ def rank_pass(
         tp=layout.tp,
         etp=layout.etp,
         ep=layout.ep,
-        fused=time_stack.fused,
+        fuses_elementwise=time_stack.fused,
         reduces_late=time_stack.reduces_late,
         gathered_ranks=layout.dp if gathers_tokens else 0,
         fuses_gates=time_stack.fuses_gates,
         moves_all_rows=time_stack.moves_all_rows and gathers_tokens,
-        sparse_heads=time_stack.sparse_heads,
+        padded_sparse_heads=time_stack.sparse_heads,
         include=extra_parts,
     )

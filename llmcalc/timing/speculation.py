@@ -87,7 +87,9 @@ class Speculation:
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
             decoding_pass = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
-            return float(forward_pass(spec, device, time_stack, decoding_pass, number_formats).parts["kernels"])
+            return float(
+                forward_pass(spec, device, time_stack, decoding_pass, number_formats).seconds_by_part["kernels"]
+            )
 
         return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 

@@ -110,7 +110,7 @@ class StepPlan:
             cp=self.cp,
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
-            fused=time_stack.fused,
+            fuses_elementwise=time_stack.fused,
             fuses_gates=time_stack.fuses_gates,
             regathers=time_stack.regathers,
             include=self.include,
@@ -142,13 +142,13 @@ class StepTime:
     """The estimated seconds of a training step, by part.
 
     seconds: of the step.
-    parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
+    seconds_by_part: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
     timed_pass: the micro-batch of a rank that has all layers.
     slowest_seconds, mean_seconds: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
     """
 
     seconds: Number
-    parts: dict[str, Number]
+    seconds_by_part: dict[str, Number]
     timed_pass: TimedPass = field(repr=False)
     slowest_seconds: Number = 0.0
     mean_seconds: Number = 0.0
@@ -223,17 +223,19 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         repeated_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [pass_work.params.get((layer, False), 0) for layer in layers],
-        [pass_work.params.get((layer, True), 0) for layer in layers],
-        sum(parameter_count for (layer, _), parameter_count in pass_work.params.items() if layer < 0),
-        [pass_work.adapters.get(layer, 0) for layer in layers] if pass_work.rank_pass.adapters is not None else [],
+        [pass_work.params_by_layer.get((layer, False), 0) for layer in layers],
+        [pass_work.params_by_layer.get((layer, True), 0) for layer in layers],
+        sum(parameter_count for (layer, _), parameter_count in pass_work.params_by_layer.items() if layer < 0),
+        [pass_work.adapter_params_by_layer.get(layer, 0) for layer in layers]
+        if pass_work.rank_pass.adapters is not None
+        else [],
     )
 
 
 def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
-        module_names = operation.path.split(".")[1:] if operation.layer >= 0 else []
+        module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 

@@ -113,8 +113,8 @@ TIME_PARTS = ("compute", "memory", "network", "wait")
 class TimedOperation:
     """A kernel or message with estimated seconds.
 
-    path, kind, layer, times: as of `Kernel`.
-    backward: whether it runs in the backward pass.
+    path, kind, layer_kind_index, runs_per_layer: as of `Kernel`.
+    is_backward: whether it runs in the backward pass.
     is_message: whether it is a message.
     compute, memory, network, wait: seconds that each takes by itself; wait is the time until the kernel starts.
     ends_layer: as of `Kernel`.
@@ -122,9 +122,9 @@ class TimedOperation:
 
     path: str
     kind: str
-    layer: int
-    times: Number
-    backward: bool
+    layer_kind_index: int
+    runs_per_layer: Number
+    is_backward: bool
     is_message: bool
     compute: Number
     memory: Number
@@ -203,9 +203,9 @@ class TimedPass:
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and is_backward in (None, operation.backward)
+            if operation.layer_kind_index == layer and is_backward in (None, operation.is_backward)
         )
 
     def recomputed_seconds(self, layer: int, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> Number:
@@ -214,19 +214,19 @@ class TimedPass:
         recomputes_core: whether attention does. recomputed_nodes: paths of modules below a layer.
         """
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer
-            and not operation.backward
+            if operation.layer_kind_index == layer
+            and not operation.is_backward
             and operation.is_recomputed(recomputes_core, recomputed_nodes)
         )
 
     def ending_seconds(self, layer: int) -> Number:
         """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and operation.ends_layer and not operation.backward
+            if operation.layer_kind_index == layer and operation.ends_layer and not operation.is_backward
         )
 
     def layer_launches(
@@ -237,17 +237,19 @@ class TimedPass:
         captured_modules: names of `GRAPH_MODULES`, whose kernels graphs launch.
         """
         return sum(
-            kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
+            kernel.runs_per_layer * kernels.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer and not _is_captured(kernel, captured_modules)
+            if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
         """Returns the number of products of single experts that the host launches in one direction of a layer."""
         return sum(
-            kernel.times * kernel.experts * kernel.launches[is_backward]
+            kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]
             for kernel in self.work.kernels
-            if kernel.layer == layer and kernel.kind == "experts" and not _is_captured(kernel, captured_modules)
+            if kernel.layer_kind_index == layer
+            and kernel.kind == "experts"
+            and not _is_captured(kernel, captured_modules)
         )
 
     def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
@@ -260,17 +262,18 @@ class TimedPass:
             return 0
         divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.times * operations[divided_part][is_backward]
+            kernel.runs_per_layer * operations[divided_part][is_backward]
             for kernel in self.work.kernels
             for divided_part in divided_parts
-            if kernel.layer == layer and divided_part in (kernel.kind, kernel.verb)
+            if kernel.layer_kind_index == layer and divided_part in (kernel.kind, kernel.verb)
         )
 
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(
-            operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
+            operation.runs_per_layer * self.work.count(operation.layer_kind_index) * operation.seconds
+            for operation in self.operations
         )
 
     def launches(self, kernels: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
@@ -280,18 +283,20 @@ class TimedPass:
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
             0 (default) for none.
         """
-        layers = {kernel.layer for kernel in self.work.kernels}
+        layers = {kernel.layer_kind_index for kernel in self.work.kernels}
         kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
         if casts_inputs:
             kernel_count += sum(
-                kernel.times * kernel.launches[0] * self.work.count(kernel.layer)
+                kernel.runs_per_layer * kernel.launches[0] * self.work.count(kernel.layer_kind_index)
                 for kernel in self.work.kernels
                 if kernel.kind in ("product", "experts") and not kernel.in_16_bits
             )
         if not graph_tokens:
             return kernel_count
         split_count = sum(
-            kernel.times * self.work.count(kernel.layer) for kernel in self.work.kernels if kernel.kind in GRAPH_SPLITS
+            kernel.runs_per_layer * self.work.count(kernel.layer_kind_index)
+            for kernel in self.work.kernels
+            if kernel.kind in GRAPH_SPLITS
         )
         return choose(self.work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
 
@@ -325,7 +330,7 @@ class TimeEstimator:
         """Returns the FLOP/s of products in a number format."""
         unit_format = self._units_format(dtype)
         if dtype == QUANTIZED and unit_format == "int8" and self.device.generation.block_quantized:
-            return self.device.peaks["int8"] * self.device.generation.block_quantized
+            return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
@@ -345,16 +350,16 @@ class TimeEstimator:
         for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
         for layer_message in rank_work.messages:
-            layer, message = layer_message.layer, layer_message.collective
+            layer, message = layer_message.layer_kind_index, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            message_count = message.times
+            message_count = message.repetitions
             timed_operations.append(
                 TimedOperation(
                     message.node,
                     self._collective_kind(layer_message),
                     layer,
                     message_count,
-                    message.backward,
+                    message.is_backward,
                     True,
                     0.0,
                     0.0,
@@ -385,8 +390,8 @@ class TimeEstimator:
             yield TimedOperation(
                 kernel.path,
                 kernel.kind,
-                kernel.layer,
-                kernel.times,
+                kernel.layer_kind_index,
+                kernel.runs_per_layer,
                 is_backward,
                 False,
                 compute_seconds,
@@ -448,7 +453,7 @@ class TimeEstimator:
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, bytes_per_element)
-        backward_seconds = kernel.flops[1] / product_rate / (1 if kernel.frozen else 2)
+        backward_seconds = kernel.flops[1] / product_rate / (1 if kernel.is_frozen else 2)
         forward_seconds = (
             kernel.flops[0] / product_rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
         )
@@ -463,8 +468,8 @@ class TimeEstimator:
             input_gradient = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
             yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
             if cast_bytes and casts_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
-            if kernel.frozen:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.is_frozen else 1.0) * cast_bytes * m * n)
+            if kernel.is_frozen:
                 return
             backward_seconds = (
                 backward_seconds * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
@@ -606,14 +611,19 @@ class TimeEstimator:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute_seconds = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            compute_seconds = (
+                kernel.head_padding_ratio * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peak_rates["bf16"])
+            )
             yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            has_unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            has_unaligned_dim = isinstance(kernel.key_width, int) and kernel.key_width % 8
             score_flops = (
-                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
+                2.0
+                * scores
+                * (kernel.key_width + kernel.k)
+                * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
             )
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (
@@ -627,21 +637,21 @@ class TimeEstimator:
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
         has_own_kernels = self.stack.server or (self.stack.wide_single_keys and kernel.kv_heads == 1)
-        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
+        if maximum(kernel.key_width, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
-        flops_of_passes, key_count = kernel.flops, kernel.keys
+        flops_of_passes, key_count = kernel.flops, kernel.keys_per_query
         if self.stack.reads_masks and not are_equal(
-            kernel.keys, kernel.n
+            kernel.keys_per_query, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
             if self.stack.attention == "cudnn":
                 efficiency *= older_kernels["fa2"]
-            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
+            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.key_width + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for is_backward in (False, True):
-            flops = kernel.padding * flops_of_passes[is_backward]
-            seconds = device.attention_seconds(flops, key_count, kernel.dim, is_backward, efficiency)
+            flops = kernel.head_padding_ratio * flops_of_passes[is_backward]
+            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, efficiency)
             yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -715,7 +725,7 @@ class TimeEstimator:
             weights = kernel.weight_elements
             yield (
                 is_backward,
-                DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
+                DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"]),
                 (self.device.memory_seconds((base_bytes + 2.0) * weights)),
             )
             yield is_backward, 0.0, self.device.memory_seconds(cast_bytes * kernel.m * (kernel.k + kernel.n))
@@ -731,7 +741,7 @@ class TimeEstimator:
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
-        if message.group != "ep" or message.backward or not self.stack.exchange_wait:
+        if message.group != "ep" or message.is_backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
@@ -742,7 +752,7 @@ class TimeEstimator:
         is_exchange = message.group == "ep" and message.kind == "all_to_all"
         if not (is_exchange and self.is_training and self.stack.gathers_tokens):
             return message.kind
-        return "all_gather" if layer_message.is_dispatch != message.backward else "reduce_scatter"
+        return "all_gather" if layer_message.is_dispatch != message.is_backward else "reduce_scatter"
 
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
@@ -758,7 +768,7 @@ class TimeEstimator:
             )
         collective_kind = self._collective_kind(layer_message)
         if message.group == "ep" and collective_kind != "all_to_all":
-            gathered_bytes = message_bytes * message.ranks / layer_message.copies
+            gathered_bytes = message_bytes * message.ranks / layer_message.copies_per_token
             return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
         if message.group == "ep":
             return exposed_share * device.message_seconds(
@@ -766,7 +776,9 @@ class TimeEstimator:
             )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
-            rank_stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
+            rank_stride = choose(
+                message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
+            )
             return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, rank_stride)
         return exposed_share * device.message_seconds(
             message.kind, message.ranks, message_bytes, latency=self.stack.latency
@@ -780,14 +792,14 @@ class TimeEstimator:
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
-        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies
+        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
         share_of_16_bits = (
             0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        places = choose(ranks > self.device.domain, maximum(1.0, ranks / self.device.domain), ranks)
-        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.groups)
+        places = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
+        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.expert_groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

@@ -130,7 +130,7 @@ class StepSeconds:
 
         def added_launches(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_pass = time_prompt(prompt_tokens, earlier_tokens)
-            return seconds_without_graphs(prompt_pass, replica.stack, replica.formats, replica.graph_tokens)
+            return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
         return cls(
             _tabulated_seconds(lambda *sizes: float(time_batch(*sizes).seconds), sequences, context_lengths),
@@ -188,7 +188,8 @@ class ServedBatch:
 
     step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
     step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
-    scale: factor of all seconds, 1 by default. steps_ahead: steps that are planned after the one that runs; default 0.
+    seconds_scale: factor of all seconds, 1 by default. steps_ahead: steps that are planned after the one that runs;
+        default 0.
     """
 
     step_seconds: StepSeconds
@@ -196,7 +197,7 @@ class ServedBatch:
     cache_tokens: int
     step_tokens: int
     mixes_prompts: bool
-    scale: float = 1.0
+    seconds_scale: float = 1.0
     steps_ahead: int = 0
 
     def serve_requests(
@@ -234,14 +235,16 @@ class ServedBatch:
             if waiting_prompts:
                 decoding_count = sequence_count if self.mixes_prompts else 0
                 finished_prompts, tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
-                current_time += self.scale * self.step_seconds.mixed_seconds(
+                current_time += self.seconds_scale * self.step_seconds.mixed_seconds(
                     tokens, mean_context, decoding_count, context
                 )
                 if decoding_count:
                     finished_steps += 1
                     context_token_sum += sequence_count * self.step_seconds.tokens_per_step
                 for request_index in finished_prompts:
-                    first_token_times[request_index] = current_time + self.step_seconds.server_seconds * self.scale
+                    first_token_times[request_index] = (
+                        current_time + self.step_seconds.server_seconds * self.seconds_scale
+                    )
                     if requests[request_index].output > 1:
                         heapq.heappush(
                             decoding_requests,
@@ -263,7 +266,7 @@ class ServedBatch:
                 )
                 mean_context = context + equal_steps * self.step_seconds.tokens_per_step / 2
                 current_time += (
-                    equal_steps * self.scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
+                    equal_steps * self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
                 finished_steps += equal_steps
                 context_token_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
@@ -294,7 +297,7 @@ class ServedBatch:
         """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
         if not self.steps_ahead or not sequence_count:
             return 0.0
-        return self.scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
+        return self.seconds_scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
 
     def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
@@ -336,7 +339,7 @@ class ServedBatch:
             or reserved_tokens + traced_request.input + traced_request.output > self.cache_tokens
         ):
             return most_steps
-        step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
+        step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
         idle_seconds = traced_request.arrival + self._planned_seconds(sequence_count, cached_tokens) - time_now
         return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 

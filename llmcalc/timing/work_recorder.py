@@ -149,7 +149,7 @@ class WorkRecorder(PlacementTracker):
                 continue
             branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
             if (
-                self.rank_pass.sparse_heads
+                self.rank_pass.padded_sparse_heads
                 and "absorbed" in scope_item.branches
                 and _has_key_selection(scope_item.branches["absorbed"])
             ):
@@ -256,7 +256,7 @@ class WorkRecorder(PlacementTracker):
             if (
                 operation.verb == "dropout"
                 and operation.options["probability"]
-                and not self.rank_pass.fused
+                and not self.rank_pass.fuses_elementwise
                 and self.has_gradient
             ):
                 self._record_elementwise_group()
@@ -288,7 +288,7 @@ class WorkRecorder(PlacementTracker):
 
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
-        return self.rank_pass.fused and any(
+        return self.rank_pass.fuses_elementwise and any(
             isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
         )
 
@@ -312,13 +312,17 @@ class WorkRecorder(PlacementTracker):
             self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
             element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
-            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + element_count * self._runs_per_layer()
+            self.work.cached_elements_by_layer[self.layer] = (
+                self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._runs_per_layer()
+            )
             self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
             self.cache_reads.update((id(cached_value.storage), element_count) for cached_value in operation.outs)
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
-        self.work.params[parameter_key] = self.work.params.get(parameter_key, 0) + parameters * repeat_count
+        self.work.params_by_layer[parameter_key] = (
+            self.work.params_by_layer.get(parameter_key, 0) + parameters * repeat_count
+        )
 
     def _add_message(
         self,
@@ -340,12 +344,12 @@ class WorkRecorder(PlacementTracker):
             return
         self._record_elementwise_group()
         message = self.messages[-1]
-        if message.backward and self.rank_pass.phase != "training":
+        if message.is_backward and self.rank_pass.phase != "training":
             return
-        message = message._replace(times=exact_div(message.times, self.layers))
+        message = message._replace(repetitions=exact_div(message.repetitions, self.layers))
         routed_rows = recorded_value.rows if isinstance(recorded_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
-        ends_layer = self.is_past_last_product and not message.backward
+        ends_layer = self.is_past_last_product and not message.is_backward
         sized_message = self._with_group_size(message)
         self.work.messages.append(
             LayerMessage(self.layer, sized_message, routed_rows.top_k, routed_rows.groups, is_dispatch, ends_layer)
@@ -366,7 +370,7 @@ class WorkRecorder(PlacementTracker):
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
-        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.width
+        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.element_bytes
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._runs_per_layer())
         self.work.messages.append(LayerMessage(self.layer, message))
@@ -379,7 +383,7 @@ class WorkRecorder(PlacementTracker):
             return message
         ranks = self.rank_pass.cp
         if message.kind == "send":  # a ring has one send fewer than ranks
-            return message._replace(ranks=ranks, times=message.times * (ranks - 1) // (MEASURED_RANKS - 1))
+            return message._replace(ranks=ranks, repetitions=message.repetitions * (ranks - 1) // (MEASURED_RANKS - 1))
         if message.kind == "all_to_all":
             return message._replace(ranks=ranks)
         return message._replace(ranks=ranks, bytes=message.bytes * ranks // MEASURED_RANKS)
@@ -417,13 +421,16 @@ class WorkRecorder(PlacementTracker):
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
-        joins_gradient = (id(self._storage_owner(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
+        joins_gradient = (
+            id(self._storage_owner(x)),
+            self.layer,
+        ) in self.shared_inputs and not self.rank_pass.fuses_elementwise
         shares_input = self._shares_input(x)
         flops = 2 * row_count * y.width * x.width
         has_bias = (
             operation.op is not None and "params" in operation.op.effects and operation.op.params() > y.width * x.width
         )
-        extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
+        extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.where.rpartition(".")[2]
@@ -476,12 +483,14 @@ class WorkRecorder(PlacementTracker):
             )
         self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
         adapter_params = adapter_rank * (input_width + output_width) * self._runs_per_layer()
-        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
+        self.work.adapter_params_by_layer[self.layer] = (
+            self.work.adapter_params_by_layer.get(self.layer, 0) + adapter_params
+        )
 
     def _shares_input(self, x: Value) -> bool:
         """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
         input_key = id(self._storage_owner(x)), self.layer
-        shares_input = input_key in self.shared_inputs and self.rank_pass.fused
+        shares_input = input_key in self.shared_inputs and self.rank_pass.fuses_elementwise
         self.shared_inputs.add(input_key)
         return shares_input
 
@@ -576,7 +585,7 @@ class WorkRecorder(PlacementTracker):
             kv_heads=getattr(operation.options.get("kv_heads"), "size", 1),
             dim=op.qk_dim,
             keys=minimum(key_count, key_limits[0]) if key_limits else key_count,
-            padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
+            padding=maximum(1, self.rank_pass.padded_sparse_heads / op.heads) if op.selected is not None else 1,
         )
 
     @property
@@ -591,11 +600,13 @@ class WorkRecorder(PlacementTracker):
         assert isinstance(op, AttentionCore)
         query_key_pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
-        is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
+        is_fused_attention = self.rank_pass.fuses_elementwise and op.v_dim == op.qk_dim
         moved_elements = sum(
             self._elements(recorded_value) for recorded_value in operation.ins if recorded_value.rows is op.rows
         )
-        moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        moved_elements += (
+            SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fuses_elementwise or op.v_dim == 1 else op.heads)
+        )
         key_count = (
             exact_div(query_key_pairs, run_config.batch)
             if run_config.phase == "decode"
@@ -658,7 +669,7 @@ class WorkRecorder(PlacementTracker):
         if not self.group:
             self.group_position = self.where, self.repeats
         self.group.append(operation)
-        if not self.rank_pass.fused:
+        if not self.rank_pass.fuses_elementwise:
             self._record_elementwise_group()
 
     def _record_elementwise_group(self) -> None:
@@ -697,7 +708,7 @@ class WorkRecorder(PlacementTracker):
         kernel = self._add_kernel(
             "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
         )
-        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_group[0])
+        kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats
 
 

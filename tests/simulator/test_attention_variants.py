@@ -57,7 +57,7 @@ SELECTING = [
 def test_keys_are_selected_from_the_mask_of_visible_keys(name: str) -> None:
     """Also where plain attention adds the mask of the classes of transformers, [batch, 1, queries, keys]."""
     spec = around_a_model(EXAMPLES[name])
-    as_class = without_values(spec, batch=3, choices=KernelChoices(like_classes=True))
+    as_class = without_values(spec, batch=3, choices=KernelChoices(matches_transformers=True))
     assert as_class == without_values(spec, batch=3)
 
 

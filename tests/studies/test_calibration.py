@@ -310,7 +310,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
             sample = random.Random(f"{draw} {name}").sample(runs, len(runs))
             fit, others = calibrate(sample[: len(runs) // 2]), sample[len(runs) // 2 :]
             before, after = (
-                ErrorStatistics.from_runs(others, [run.pricer(factors) for run in others]).median_error
+                ErrorStatistics.from_runs(others, [run.estimate_seconds(factors) for run in others]).median_error
                 for factors in (UNCHANGED, fit.factors)
             )
             ratios[name].append(after / before)

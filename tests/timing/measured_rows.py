@@ -538,7 +538,7 @@ def _load(concurrency: float, *key: Any) -> LoadLatencies:
 @cache
 def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
     """The load of requests that arrive at a rate. sequences: most of them at a time (`--max-num-seqs`)."""
-    replica = replace(_replica(*key), remaining_step=0.5)
+    replica = replace(_replica(*key), waited_step_share=0.5)
     point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)
     if point is None:
         raise NotAsked("requests that arrive faster than the estimated server completes them")
@@ -660,7 +660,7 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     if measure == "throughput":
         return full_seconds(row)
     layout, formats, spec, device, stack = (
-        replica.layout, replica.formats, replica.spec, replica.device, replica.stack
+        replica.layout, replica.number_formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
     if row.set in WIDE_PASSES and not (row.set == "llamacpp_r9700" and "/vulkan" in row.id):
         stack = stack.model_copy(update={"prompt_batch": 2048})

@@ -155,7 +155,7 @@ def test_a_request_waits_for_the_steps_that_are_planned(stack: Any, layout: Layo
     prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if stack.mixed_steps else 0.0)
     assert (server.latencies(2).ttft - prompt) / token_pass.seconds == pytest.approx(steps, rel=0.01)
     assert server.latencies(1).ttft == server.prompt_seconds
-    spread = replace(server, remaining_step=0.5)  # arrivals at any time find half of the running step
+    spread = replace(server, waited_step_share=0.5)  # arrivals at any time find half of the running step
     earlier = (server.latencies(2).ttft - spread.latencies(2).ttft) / token_pass.seconds
     assert earlier == pytest.approx(0.5 / layout.pp, rel=0.01)
 

@@ -211,7 +211,7 @@ def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
 
 def test_messages_of_a_model_have_its_router_s_groups() -> None:
     messages = rank_work(load_preset("deepseek-v3").model, RankPass(1, 256, ep=2, etp=1)).messages
-    assert {message.groups for message in messages if message.collective.group == "ep"} == {OF_DEEPSEEK}
+    assert {message.expert_groups for message in messages if message.collective.group == "ep"} == {OF_DEEPSEEK}
 
 
 def test_groups_cost_no_parameters_and_no_flops_and_no_memory() -> None:

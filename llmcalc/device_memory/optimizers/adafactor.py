@@ -44,7 +44,7 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.dtype
+    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.state_format
     for parameter in optimizer_step.loop_over(trained_parameters):
         if not parameter.states and _is_factored(parameter):
             with optimizer_step.counting_as_states():
@@ -153,12 +153,12 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor",
     implementations=("loop", "foreach"),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     reads_values=True,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",
-    per_element=lambda flat: (1, 0) if flat else None,
+    states_per_element=lambda flat: (1, 0) if flat else None,
     witness=BY_TORCH,
 )

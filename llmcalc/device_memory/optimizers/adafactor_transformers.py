@@ -103,8 +103,8 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor-transformers",
     implementations=("loop",),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",

@@ -56,7 +56,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch_version, ONE_INTERMEDIATE)
     for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
         if is_older_torch:
@@ -86,11 +86,11 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adamw",
     implementations=("foreach", "fused", "loop"),
-    states=state_bytes,
-    usual="fused",
-    step=step,
+    state_bytes=state_bytes,
+    trainer_default="fused",
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
-    by_element=True,
+    updates_any_elements=True,
     witness=BY_TORCH,
 )

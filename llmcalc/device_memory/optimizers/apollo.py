@@ -51,16 +51,16 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         aten = optimizer_step.t
         grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
-            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
-            if parameter.matrix:
+            grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
+            if parameter.is_layer_matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
-            denom = aten.like(parameter.states[2 if parameter.matrix else -1])
+            denom = aten.like(parameter.states[2 if parameter.is_layer_matrix else -1])
             norm_grad = aten.like(denom)
-            if parameter.matrix:
+            if parameter.is_layer_matrix:
                 scaling_factors = _channel_factors(
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )

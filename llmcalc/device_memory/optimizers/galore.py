@@ -50,8 +50,8 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         aten = optimizer_step.t
         grad = denom = norm_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
-            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
-            if parameter.matrix:
+            grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
+            if parameter.is_layer_matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
@@ -59,7 +59,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                 parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[-1])
             norm_grad = aten.like(denom)
-            if parameter.matrix:
+            if parameter.is_layer_matrix:
                 norm_grad = aten.like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 

@@ -46,10 +46,10 @@ OPTIMIZERS = {
     f"schedule-free-{name}": Optimizer(
         name=f"schedule-free-{name}",
         implementations=("foreach", "loop"),
-        states=partial(state_bytes, state_names),
-        step=partial(step, state_names),
+        state_bytes=partial(state_bytes, state_names),
+        run_step=partial(step, state_names),
         not_in_torch="schedulefree is not a part of torch",
-        by_element=True,
+        updates_any_elements=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))

@@ -51,7 +51,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
             with optimizer_step.counting_as_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
-                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.dtype))
+                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.state_format))
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
@@ -64,11 +64,11 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=state_bytes,
-        step=step,
+        state_bytes=state_bytes,
+        run_step=step,
         not_in_torch="torchao is not a part of torch",
         aliases=aliases,
-        by_rows=True,  # `_new_buffer` quantizes the states of the local tensor
+        updates_any_rows=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
         witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),

@@ -22,12 +22,16 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, ranks, element_bytes = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
+    stage, ranks, element_bytes = (
+        replicated_weights.layout.zero,
+        replicated_weights.replica_group,
+        replicated_weights.element_bytes,
+    )
     if not stage:
         for bucket_elements in _bucket_sizes(replicated_weights.elements):
             yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
         return
-    reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
+    reduction_count = replicated_weights.chunk.micro_batches if stage >= 2 else 1
     reduction_kind: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
         yield ranks.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
@@ -38,7 +42,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
     for weights in _group_by_module(replicated_weights.weights):
         bucket_elements = sum(weight.tensor.size for weight in weights)
         yield ranks.message(
-            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.batches * weights[0].count
+            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.micro_batches * weights[0].count
         )
 
 

@@ -37,7 +37,7 @@ class Stage3Run(ZeroRun):
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
-        cross_entropy = zero_setup.training.choices.cross_entropy
+        cross_entropy = zero_setup.training_config.kernel_choices.cross_entropy
         if cross_entropy in ("chunked", "split", "selective-chunked"):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"

@@ -22,7 +22,7 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
     All shards are padded to the longest.
     """
-    layout, ranks = replicated_weights.layout, replicated_weights.ranks
+    layout, ranks = replicated_weights.layout, replicated_weights.replica_group
     if not layout.zero:
         yield ranks.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
         return
@@ -43,13 +43,15 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
             previous_elements + elements * (weight.count // len(layers)),
             len(layers),
         )
-    pass_count = replicated_weights.chunk.batches if layout.pp == 1 else 1
+    pass_count = replicated_weights.chunk.micro_batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for elements, layer_count, layer_repeats in [
         *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes_by_group.values()),
         (outside_parameters, 1, 1),
     ]:
-        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * layer_repeats * pass_count)
+        yield ranks.message(
+            "all_gather", elements * replicated_weights.element_bytes, layer_count * layer_repeats * pass_count
+        )
         yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * pass_count)
         yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * pass_count)
 

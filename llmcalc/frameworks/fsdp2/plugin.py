@@ -155,12 +155,14 @@ def reduction_settings(
         "fp16",
     )
     return TitanSettings(
-        reduced="bfloat16" if is_half_precision else "",
-        reduces_each=fsdp_version > 1,
-        flat=fsdp_version == 1 and "lora_rank" not in command_settings,
-        version=1 if fsdp_version == 1 else 2,
+        reduction_format="bfloat16" if is_half_precision else "",
+        reduces_each_microbatch=fsdp_version > 1,
+        has_flat_parameters=fsdp_version == 1 and "lora_rank" not in command_settings,
+        fsdp_version=1 if fsdp_version == 1 else 2,
         loss_parallel=loss_parallel,
-        offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False),
+        offloads_to_host=flag_value(
+            reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False
+        ),
         outer_groups="together" if fsdp_version == 1 else "separate",
     )
 

@@ -504,20 +504,22 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
     """Returns the settings that only torchtitan has."""
     reader, section_names = job_config.reading, ("parallelism", "experimental")
     settings = TitanSettings(
-        old=is_2024_form,
+        is_2024_form=is_2024_form,
         float8=_float8_settings(job_config, layout),
         loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
         async_tensor_parallel=layout.tp > 1
         and job_config.flag_of("enable_async_tensor_parallel", False, *section_names),
         compiled_loss=_is_loss_compiled(job_config),
-        schedules=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
-        offloads=job_config.flag_of("enable_cpu_offload", False, "training"),
+        schedules_per_step=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
+        offloads_to_host=job_config.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gather_format = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gather_format = (
+            "gathered in 8 bits" if settings.float8.gathers_float8 else "gathered in the format of computing"
+        )
         reader.notes.append(
             f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gather_format}"
         )

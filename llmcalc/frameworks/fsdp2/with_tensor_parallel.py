@@ -45,7 +45,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     @property
     def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
-        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps
+        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
     def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
@@ -63,7 +63,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
 
     def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
-        return self.tokens > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
+        return self.token_ranks > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
 def _path_without_indices(parameter: Path) -> str:

@@ -25,11 +25,14 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """
     static_states = memory_estimate.states
     trained_fraction = (
-        1 if static_states.adapters is None else static_states.trained_parameters / static_states.count.total
+        1 if static_states.adapters is None else static_states.trained_parameters / static_states.parameter_count.total
     )
     gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
     parameter_bytes = BytesPerParameter(2, gradients, optimizer)
-    included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
+    included_parts, context_bytes = (
+        memory_estimate.states.parameter_count.include,
+        memory_estimate.cuda_runtime.context_bytes,
+    )
     return PeakEstimate(
         memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
@@ -122,13 +125,13 @@ class StageRun:
         if shorter_passes is None:
             return None
         forward, backward, repeat_bytes = shorter_passes
-        work_units = forward.work + backward.work
+        work_units = forward.work_units + backward.work_units
         if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
             shorter_first = forward_without_repeat(self._first_pass, self.layers.stack)
             if shorter_first is None:
                 return None
             first_pass, dispatcher_bytes = shorter_first
-            work_units += first_pass.work
+            work_units += first_pass.work_units
             remaining_bytes -= dispatcher_bytes
         EFFORT.units += work_units
         return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward, remaining_bytes)

@@ -175,7 +175,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         capacity_factor=capacity_factor,
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
-        combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,
+        combines_in_one_function=settings.date is not None and settings.date < COMBINED_IN_PARTS,
         detaches_layers=settings.overlap_moe_expert_parallel_comm,
         shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
@@ -188,14 +188,14 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         indexer_loss=bool(settings.dsa_indexer_loss_coeff),
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
         recompute_layers=settings.recompute_num_layers or 1,
-        recompute_kinds=frozenset(
+        recomputed_module_kinds=frozenset(
             network_kind
             for choice_field, network_kind in NETWORKS.items()
             if choice_field in settings.recomputed_modules or (choice_field == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,
-        recompute_up="mla_up_proj" in settings.recomputed_modules,
+        recompute_up_projections="mla_up_proj" in settings.recomputed_modules,
         recompute_core="core_attn" in settings.recomputed_modules,
         adapters=settings.adapters,
     )

@@ -86,7 +86,7 @@ class ModelChunk:
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
     lowering: runs the program.
-    number: which of the rank's chunks.
+    chunk_index: which of the rank's chunks.
     parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
     input_tensor: the last input, which the module of the chunk names.
     """
@@ -94,7 +94,7 @@ class ModelChunk:
     stage: Stage | None
     record_program: Callable[[], RankFlow]
     lowering: RankLowering
-    number: int = 0
+    chunk_index: int = 0
     parameters: list[Parameter] = field(default_factory=list)
     input_tensor: Tensor | None = None
 
@@ -106,12 +106,12 @@ class ModelChunk:
     @property
     def is_first(self) -> bool:
         """Whether the chunk has the model's first layers."""
-        return self.stage is None or self.stage.first
+        return self.stage is None or self.stage.has_embedding
 
     @property
     def is_last(self) -> bool:
         """Whether the chunk has the model's last layers."""
-        return self.stage is None or self.stage.last
+        return self.stage is None or self.stage.has_head
 
 
 class ForwardOutput:
@@ -173,7 +173,7 @@ class RankRun:
         )
         self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number = chunk_index
+            model_chunk.chunk_index = chunk_index
         self.buffers: list[GradientBuffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
@@ -259,9 +259,13 @@ class RankRun:
                 with allocate_on_stream(self.meter, SIDE):
                     if is_distributed:
                         self.persistent_storages.append(
-                            self.storage((1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.size, "weights")
+                            self.storage(
+                                (1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.element_count, "weights"
+                            )
                         )
-                    self.persistent_storages.append(self.storage(gradient_bytes * gradient_buffer.size, "gradients"))
+                    self.persistent_storages.append(
+                        self.storage(gradient_bytes * gradient_buffer.element_count, "gradients")
+                    )
             if is_distributed:  # trained weights move to the buffer
                 frozen_parameters = [
                     storage
@@ -313,7 +317,9 @@ class RankRun:
         is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
             parameters = [
-                parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
+                parameter
+                for parameter in model_chunk.parameters
+                if parameter.is_expert is expert and parameter.is_trained
             ]
             is_layout_sharded = self.sharding == "layout"
             muon_matrices = [
@@ -481,7 +487,9 @@ class RankRun:
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
+        output = (
+            run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
+        )
         if self.retains:
             self.batches.append(batch)
         del batch
@@ -526,7 +534,7 @@ class RankRun:
         if pass_recorder is None:
             run_backward()
         else:
-            pass_recorder.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
+            pass_recorder.backward(output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward)
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:

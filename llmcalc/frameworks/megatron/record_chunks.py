@@ -43,8 +43,8 @@ class RecordedChunk:
     parameters: its parameters, in the order in which Megatron creates them.
     passes: its passes, with 0 for the number of the chunk.
     storages: name of a tensor that stays allocated → the storages that it has had.
-    sizes: name of such a tensor → bytes of its first and of its last storage.
-    in_forward: such tensors that a forward pass allocates.
+    storage_sizes: name of such a tensor → bytes of its first and of its last storage.
+    allocated_in_forward: such tensors that a forward pass allocates.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
@@ -53,8 +53,8 @@ class RecordedChunk:
     parameters: list[Parameter]
     passes: RecordedPasses
     storages: Mapping[str | Shape, tuple[int, ...]]
-    sizes: Mapping[str | Shape, tuple[int, int]]
-    in_forward: Names
+    storage_sizes: Mapping[str | Shape, tuple[int, int]]
+    allocated_in_forward: Names
     recording_units: int
     _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict)
 
@@ -71,8 +71,8 @@ class RecordedChunk:
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
         """
-        names_allocated_before = (names_before_forward & self.in_forward) | (
-            (names_before_backward & self.names) - self.in_forward
+        names_allocated_before = (names_before_forward & self.allocated_in_forward) | (
+            (names_before_backward & self.names) - self.allocated_in_forward
         )
         if names_allocated_before not in self._traces:
             self._traces[names_allocated_before] = self._read_traces(names_allocated_before)
@@ -131,7 +131,9 @@ def record_chunks(
     if chunk_count > 1 and _replaces_gather_buffer(chunk_list):
         return None
     empty_names: Names = frozenset()
-    forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunk_list), or_, initial=empty_names))
+    forward_names = list(
+        accumulate((model_chunk.allocated_in_forward for model_chunk in chunk_list), or_, initial=empty_names)
+    )
     backward_names = list(
         accumulate((model_chunk.names for model_chunk in reversed(chunk_list)), or_, initial=forward_names[chunk_count])
     )
@@ -220,7 +222,7 @@ def _record_chunk(
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeatingError` if the repeats of a stack differ.
     """
-    rank_run.chunks, model_chunk.number, units_before = [model_chunk], 0, EFFORT.units
+    rank_run.chunks, model_chunk.chunk_index, units_before = [model_chunk], 0, EFFORT.units
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
@@ -257,7 +259,9 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     forward_events = (
-        event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
+        event
+        for recorded_pass in forward_passes
+        for event in memory_events[recorded_pass.first_event_index : recorded_pass.end_event_index]
     )
     return {
         storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
@@ -266,7 +270,7 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.in_forward]
+    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.allocated_in_forward]
     chunks_with_gather_buffer += [chunk for chunk in reversed(recorded_chunks) if GATHER_BUFFER in chunk.names]
-    buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
+    buffer_sizes = [recorded_chunk.storage_sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

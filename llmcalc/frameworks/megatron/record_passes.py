@@ -56,7 +56,7 @@ def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -
             if model_chunk is last_chunk:
                 microbatches_in_flight.backward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
-        while microbatches_in_flight.outputs[model_chunk.number]:
+        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -70,7 +70,7 @@ def _run_alternating_passes(rank_run: RankRun) -> None:
         for _ in range(2):
             microbatches_in_flight.backward(model_chunk)
             microbatches_in_flight.forward(model_chunk)
-        while microbatches_in_flight.outputs[model_chunk.number]:
+        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -86,12 +86,15 @@ class MicroBatchesInFlight:
         """Runs the forward pass of the next micro-batch of a chunk."""
         chunk_input = None if model_chunk.is_first else self.run.receive_hidden()
         forward_output = self.run.forward(model_chunk, chunk_input)
-        self.inputs[model_chunk.number].append(chunk_input)
-        self.outputs[model_chunk.number].append(forward_output)
+        self.inputs[model_chunk.chunk_index].append(chunk_input)
+        self.outputs[model_chunk.chunk_index].append(forward_output)
         forward_output.free()
 
     def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if model_chunk.is_last else self.run.receive_gradient()
-        chunk_input, forward_output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
+        chunk_input, forward_output = (
+            self.inputs[model_chunk.chunk_index].pop(0),
+            self.outputs[model_chunk.chunk_index].pop(0),
+        )
         self.run.backward(chunk_input, forward_output, gradient)

@@ -25,7 +25,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         training_run.memory.spec,
         settings_on(training_run, cuda_runtime),
         rank,
-        cuda_runtime.context,
+        cuda_runtime.context_bytes,
         training_run.recorded_ranks(cuda_runtime),
     )
 
@@ -45,7 +45,7 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
-    settings = settings_on(training_run, training_run.memory.runtime)
+    settings = settings_on(training_run, training_run.memory.cuda_runtime)
     loss, weights = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},

@@ -122,12 +122,14 @@ class StageRun:
         if self._latest is None or self.layers.stack is None:
             return None
         saved_bytes, forward, backward = self._latest
-        longer_work = forward.work + backward.work
+        longer_work = forward.work_units + backward.work_units
         shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
         if shorter_passes is None:
             return None
         forward, backward, repeat_bytes = shorter_passes
-        EFFORT.units += 2 * (forward.work + backward.work) + (longer_work if self._has_whole_gradients else 0)
+        EFFORT.units += 2 * (forward.work_units + backward.work_units) + (
+            longer_work if self._has_whole_gradients else 0
+        )
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward)
 
     def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
@@ -155,14 +157,14 @@ def estimate_with_torch_kernels(
     transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
-    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
+    fixed_bytes = memory_estimate.cuda_runtime.context_bytes + THREADS * memory_estimate.cuda_runtime.workspace_bytes
     measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
         parameter_bytes,
         measure_passes,
-        memory_estimate.states.count.include,
+        memory_estimate.states.parameter_count.include,
         fixed_bytes,
         transient_bytes_of,
         frees_gradients,

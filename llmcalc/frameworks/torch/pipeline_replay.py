@@ -44,17 +44,17 @@ MOST_PASSES = 2560
 class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
-    traces: events of each kind of pass; None if passes do not repeat.
+    pass_traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    replayed: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
+    replay_results: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
-    traces: Mapping[PassCase, PassTrace] | None
+    pass_traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
-    replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
+    replay_results: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
@@ -99,12 +99,12 @@ def replay_rank_on_allocator(
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
-    if (stage_number, is_expandable) not in recorded_rank.replayed:
+    if (stage_number, is_expandable) not in recorded_rank.replay_results:
         stores_steps = rank_setup.layout.pp == 1 and not is_tried
-        recorded_rank.replayed[stage_number, is_expandable] = _replay_rank(
+        recorded_rank.replay_results[stage_number, is_expandable] = _replay_rank(
             rank_setup, is_expandable, recorded_rank, stores_steps
         )
-    return recorded_rank.replayed[stage_number, is_expandable]
+    return recorded_rank.replay_results[stage_number, is_expandable]
 
 
 def _replay_rank(
@@ -118,16 +118,16 @@ def _replay_rank(
     if stage_number in recorded_rank.counted_steps:
         return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
-    if recorded_rank.traces is not None:
+    if recorded_rank.pass_traces is not None:
         microbatches = rank_setup.training.microbatches
         played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
-            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
             if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, expandable_segments)
             shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
-            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, played_microbatches
             )
@@ -211,7 +211,10 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     return (
         vocabulary_shard,
         is_last_stage,
-        *((stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop]) for stage in chunk_stages),
+        *(
+            (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
+            for stage in chunk_stages
+        ),
     )
 
 
@@ -277,7 +280,7 @@ def run_in_groups(model_chunks: Sequence[ModelChunk], microbatch_count: int, gro
     pipeline. In other chunks several micro-batches are in flight.
     """
     chunk_losses: list[list[Tensor | None]] = [[] for _ in model_chunks]
-    last_chunk = model_chunks[-1] if model_chunks[-1].stage.last else None
+    last_chunk = model_chunks[-1] if model_chunks[-1].stage.has_head else None
     for first_microbatch in range(0, microbatch_count, group_size):
         group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
         for model_chunk in model_chunks:

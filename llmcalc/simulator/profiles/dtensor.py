@@ -46,25 +46,29 @@ class SentMessage(NamedTuple):
     """A collective message that a rank sends. place: module and phase of the message."""
 
     place: AllocationPlace
-    sent: Collective
+    collective: Collective
 
 
 @dataclass
 class RecurrentModule:
-    """A recurrent module that one kernel runs. last: output projection. summed: whether the output is reduced."""
+    """A recurrent module that one kernel runs.
 
-    last: Step
-    summed: bool = True
+    output_projection: the step of its output projection.
+    reduces_output: whether the output is reduced over ranks, true by default.
+    """
+
+    output_projection: Step
+    reduces_output: bool = True
 
 
 class DTensorKernels(EagerKernels):
     """Runs a rank's program with tensor parallelism by DTensors.
 
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
-    ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
+    ranks: of the tensor group. token_ranks: of them, those that divide the tokens between products, 1 without sequence
         parallelism.
     messages: what this rank has sent to the group, and where.
-    places: where each value lies, if tokens are divided.
+    placement_tracker: where each value lies, if tokens are divided.
     recurrence: the published module that runs at once.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
@@ -73,9 +77,9 @@ class DTensorKernels(EagerKernels):
 
     module_inputs: list[list[tuple[int, Tensor, Tensor]]]
     ranks: int = 1
-    tokens: int = 1
+    token_ranks: int = 1
     messages: list[SentMessage]
-    places: PlacementTracker | None = None
+    placement_tracker: PlacementTracker | None = None
     recurrence: RecurrentModule | None = None
     divides_loss = True
     copies_gathered = False
@@ -106,9 +110,9 @@ class DTensorKernels(EagerKernels):
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
-        self.tokens = layout.tp
-        self.places: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
-        self.places.run_program(program)
+        self.token_ranks = layout.tp
+        self.placement_tracker: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
+        self.placement_tracker.run_program(program)
         self._check_token_sharding_rules(program)
         seq = self.run_config.new_rows(TOKENS)
         if seq % layout.tp:
@@ -120,7 +124,7 @@ class DTensorKernels(EagerKernels):
 
     def _check_token_sharding_rules(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
-        assert self.places is not None
+        assert self.placement_tracker is not None
         for step_name, operation in named_steps(program.root.items):
             makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
             if not operation.outs or (operation.weight is None and not makes_rows):
@@ -138,14 +142,14 @@ class DTensorKernels(EagerKernels):
 
     def is_sharded_by_tokens(self, recorded_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
-        return self.places is not None and self.places.placement(recorded_value) == "rows"
+        return self.placement_tracker is not None and self.placement_tracker.placement(recorded_value) == "rows"
 
     def shape(self, recorded_value: Value) -> Shape:
         shape = super().shape(recorded_value)
         if not self.is_sharded_by_tokens(recorded_value):
             return shape
         batch, row_count, *row_shape = shape
-        return (batch, row_count // self.tokens, *row_shape)
+        return (batch, row_count // self.token_ranks, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
@@ -168,9 +172,9 @@ class DTensorKernels(EagerKernels):
         sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
         batch, row_count, *row_shape = x.shape
-        shape, dtype = (batch, row_count * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype
+        shape, dtype = (batch, row_count * self.token_ranks, *row_shape), FLOAT8 if sends_float8 else x.dtype
         sent_part = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
-        gathered_x = self.graph.new_tensor((batch * self.tokens, row_count, *row_shape), dtype)
+        gathered_x = self.graph.new_tensor((batch * self.token_ranks, row_count, *row_shape), dtype)
         del sent_part
         self.record_message("all_gather", gathered_x.bytes)
         is_in_place = is_size_one(batch) and (self.has_overlapped_products or not self.copies_gathered)
@@ -199,7 +203,7 @@ class DTensorKernels(EagerKernels):
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
-            return self.graph.new_tensor((batch, row_count // self.tokens, *row_shape), x.dtype)
+            return self.graph.new_tensor((batch, row_count // self.token_ranks, *row_shape), x.dtype)
 
         local_rows = (
             make_local_rows()
@@ -216,7 +220,9 @@ class DTensorKernels(EagerKernels):
         output = super().linear_output(operation, x, weight, bias)
         if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
             return output
-        if self.recurrence is not None and operation is not self.recurrence.last:  # divided products read it
+        if (
+            self.recurrence is not None and operation is not self.recurrence.output_projection
+        ):  # divided products read it
             return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
         return self._sum_of_ranks(operation, output)
 
@@ -225,7 +231,7 @@ class DTensorKernels(EagerKernels):
 
         Each rank adds its part of a replicated bias in its product, so a bias needs no further tensor.
         """
-        if self.tokens == 1:
+        if self.token_ranks == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
         gathers_float8, reduced_output = (
             self.gathers_in_8_bits(operation),
@@ -310,7 +316,7 @@ class DTensorKernels(EagerKernels):
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
-        self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
+        self.graph.subclasses = self.token_ranks > 1 and not self.choices.compiled
         try:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
         finally:
@@ -354,16 +360,16 @@ class DTensorKernels(EagerKernels):
                 module_output = compute_module(module_steps, x)
             finally:
                 self.recurrence = None
-            output_projection = recurrence.last
-            if recurrence.summed:
+            output_projection = recurrence.output_projection
+            if recurrence.reduces_output:
                 return module_output
             return self._sum_of_ranks(output_projection, module_output)
 
         super().run_module_at_once(module_scope, compute_and_reduce)
 
     def unadapted_weight(self, operation: Step) -> Tensor:
-        if self.recurrence is not None and operation is self.recurrence.last:
-            self.recurrence.summed = not is_divided(operation.ins[0].axes)
+        if self.recurrence is not None and operation is self.recurrence.output_projection:
+            self.recurrence.reduces_output = not is_divided(operation.ins[0].axes)
         return super().unadapted_weight(operation)
 
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -385,7 +391,7 @@ class DTensorKernels(EagerKernels):
         mask, masked_tensor = self._mask_tensor(index)
         masked_rows = self.graph.new_tensor((*index.shape, embedding_width), weight.dtype)
         del masked_tensor, mask
-        if self.tokens > 1:
+        if self.token_ranks > 1:
             embeddings = self._record_full_table_gradient(
                 weight, masked_rows, index, (vocabulary_size, embedding_width)
             )

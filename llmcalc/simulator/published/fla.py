@@ -604,8 +604,8 @@ def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tenso
         for _ in range(4):
             inverse_frequencies = aten.like(inverse_frequencies)
         angles = aten.new_tensor((tokens, pair_count), FLOAT32)
-        cos = aten.to(aten.function("cos", angles), template.dtype)
-        return cos, aten.to(aten.function("sin", angles), template.dtype)
+        cos = aten.to(aten.elementwise_function("cos", angles), template.dtype)
+        return cos, aten.to(aten.elementwise_function("sin", angles), template.dtype)
 
 
 # --- Kimi delta attention --------------------------------------------------------------------------------------------

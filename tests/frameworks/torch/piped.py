@@ -87,12 +87,12 @@ def wrapped(
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
     keep_stage(model, stage.layers, stage.first, stage.last)
-    kernel_variants.use_kernels(model, training.choices, training.recompute)
-    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
+    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
     for i, layer in enumerate(model.layers):
-        last = fsdp.keeps_last and i == len(model.layers) - 1
+        last = fsdp.keeps_last_layer_gathered and i == len(model.layers) - 1
         wrap(layer, reshard_after_forward=layout.reshard and not last)
     if fsdp.outer_groups == "separate":
         if stage.first:
@@ -149,7 +149,9 @@ def _steps(
         watch.restart()
         given = (whole,) if own[0].first else ()
         losses: list[Any] = []
-        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns)
+        schedule.step(
+            *given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns_outputs
+        )
         del losses, given
         found += [watch.peak - counts, watch.now - counts]
         watch.restart()
@@ -179,7 +181,7 @@ def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: A
     ids = torch.empty(training.batch, training.seq, dtype=torch.int64, device="meta")
 
     def loss(out: Any, labels: Any) -> Any:
-        return kernel_variants.loss_of(None, training.choices, out, labels)
+        return kernel_variants.loss_of(None, training.kernel_choices, out, labels)
 
     made = [
         PipelineStage(

@@ -51,7 +51,8 @@ class RankKernelChoices:
     z_loss: whether the router has a loss of the size of its logits.
     shared_experts_first: whether shared experts run before the router.
     detaches_layers: whether each layer begins a graph of its own, so that passes of two micro-batches can overlap.
-    combined_at_once: whether one function combines the outputs of experts; its caller still refers to its argument.
+    combines_in_one_function: whether one function combines the outputs of experts; its caller still refers to its
+        argument.
     wgrad_deferral_limit: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0
         for all; None (default) for none.
     fp8_recipe: the recipe of 8-bit products.
@@ -66,8 +67,8 @@ class RankKernelChoices:
     recompute_layers: layers per group, or the number of the first ones.
     recompute_norms: whether the outputs of norms before sublayers are freed and recomputed.
     recompute_activation: whether the outputs of experts' activations are freed and recomputed.
-    recompute_up: whether the outputs of projections of latents are freed and recomputed.
-    recompute_kinds: kinds of modules of a layer that are recomputed, each by itself.
+    recompute_up_projections: whether the outputs of projections of latents are freed and recomputed.
+    recomputed_module_kinds: kinds of modules of a layer that are recomputed, each by itself.
     adapters: the low-rank adapters that are trained beside frozen weights; None (default) if the weights are trained.
     """
 
@@ -104,7 +105,7 @@ class RankKernelChoices:
     aux_loss: bool = True
     z_loss: bool = False
     shared_experts_first: bool = True
-    combined_at_once: bool = False
+    combines_in_one_function: bool = False
     detaches_layers: bool = False
     wgrad_deferral_limit: int | None = None
     fp8_recipe: Recipe = "none"
@@ -119,6 +120,6 @@ class RankKernelChoices:
     recompute_layers: int = 1
     recompute_norms: bool = False
     recompute_activation: bool = False
-    recompute_up: bool = False
-    recompute_kinds: frozenset[str] = frozenset()
+    recompute_up_projections: bool = False
+    recomputed_module_kinds: frozenset[str] = frozenset()
     adapters: ParallelAdapters | None = None

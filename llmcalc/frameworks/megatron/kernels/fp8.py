@@ -30,8 +30,8 @@ Specs = list[tuple[Shape, Dtype]]
 class QuantizedTensor(NamedTuple):
     """An 8-bit tensor and its scales in rowwise and columnwise form; both forms may share tensors."""
 
-    rows: list[Tensor]
-    columns: list[Tensor]
+    rowwise: list[Tensor]
+    columnwise: list[Tensor]
 
 
 def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight: bool = False) -> tuple[Specs, Specs]:
@@ -133,8 +133,8 @@ class Fp8Kernels(DeltaKernels):
         if self.rank_choices.fp8_recipe in ONE_SCALE:
             quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
             return QuantizedTensor(
-                [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
-                [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
+                [x for expert_tensors in quantized_experts for x in expert_tensors.rowwise],
+                [x for expert_tensors in quantized_experts for x in expert_tensors.columnwise],
             )
         buffer_sizes = []
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
@@ -157,7 +157,8 @@ class Fp8Kernels(DeltaKernels):
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
-            self.graph.new_tensor(x.shape, x.dtype) for x in (*quantized_tensor.rows[1:], *quantized_tensor.columns[:1])
+            self.graph.new_tensor(x.shape, x.dtype)
+            for x in (*quantized_tensor.rowwise[1:], *quantized_tensor.columnwise[:1])
         ]
         return quantized_tensor, sorting_buffers
 
@@ -188,7 +189,7 @@ class Fp8Kernels(DeltaKernels):
         norm_statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if deferred_norm is not None:
-            norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
+            norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.empty_like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
@@ -240,11 +241,13 @@ class Fp8Kernels(DeltaKernels):
                 *bias,
             ]
 
-        saved_input = quantized_input.rows if gathers_rowwise_only else quantized_input.columns
+        saved_input = quantized_input.rowwise if gathers_rowwise_only else quantized_input.columnwise
         saved_for_backward = [*saved_input, *([x] if has_norm else []), *norm_statistics]
         input_positions = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if has_norm else "linear", layer_inputs, [layer_output], backward, *saved_for_backward)
+        self.record_node(
+            "norm_linear" if has_norm else "linear", layer_inputs, [layer_output], backward, *saved_for_backward
+        )
         return layer_output
 
     @property
@@ -298,7 +301,7 @@ class Fp8Kernels(DeltaKernels):
                 *bias_gradients,
             ]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [layer_output], backward, x)
+        self.record_node("linear", [x, weight, *([] if bias is None else [bias])], [layer_output], backward, x)
         return layer_output
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
@@ -330,9 +333,9 @@ class Fp8Kernels(DeltaKernels):
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        saved_for_backward = quantized_input.columns
+        saved_for_backward = quantized_input.columnwise
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [product_output], backward, *saved_for_backward)
+        self.record_node("grouped_linear", (x, *weights, *biases), [product_output], backward, *saved_for_backward)
         return product_output
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -402,7 +405,7 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient.clear()
             return [input_gradient, weight_gradient]
 
-        saved_for_backward = [x] if saves_16_bits else quantized_input.columns
+        saved_for_backward = [x] if saves_16_bits else quantized_input.columnwise
         del quantized_input
-        self.node(workspace_name, (x, weight), [layer_output], backward, *saved_for_backward)
+        self.record_node(workspace_name, (x, weight), [layer_output], backward, *saved_for_backward)
         return layer_output

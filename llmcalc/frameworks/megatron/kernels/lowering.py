@@ -64,7 +64,7 @@ class Parameter(NamedTuple):
 
     path: the path of its module, and its name.
     tensor: its shape and type.
-    expert: whether it belongs to an expert that only some ranks have.
+    is_expert: whether it belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
     is_fp8: whether its elements have 8 bits; false by default.
 
@@ -73,7 +73,7 @@ class Parameter(NamedTuple):
 
     path: Path
     tensor: Tensor
-    expert: bool
+    is_expert: bool
     role: str
     is_fp8: bool = False
 
@@ -387,13 +387,16 @@ class RankKernels(Lowering):
         module_scope = module_call.scope
         module_input, module_output = module_scope.argument, module_scope.output
         is_recomputed = (
-            module_scope.about.get("kind") in self.rank_choices.recompute_kinds and module_call.layer_index is None
+            module_scope.about.get("kind") in self.rank_choices.recomputed_module_kinds
+            and module_call.layer_index is None
         )
         if not is_recomputed or module_input is None or module_output is None:
             super().run_module(module_call)
             return
         outer_frames = [
-            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            ModuleFrame(
+                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
+            )
             for outer_frame in self.frames
         ]
 
@@ -448,11 +451,11 @@ class RankKernels(Lowering):
         """Allocates a tensor [rows, width]."""
         return self.graph.new_tensor((row_count, row_width), dtype)
 
-    def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+    def empty_like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates a tensor of the same shape."""
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(
+    def record_node(
         self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
@@ -479,7 +482,7 @@ class RankKernels(Lowering):
         Gradients have the format of the output's gradient.
         """
         new_tensor, input_shapes = self.graph.new_tensor, [x.shape for x in input_tensors]
-        self.node(
+        self.record_node(
             operation_name,
             input_tensors,
             [output],
@@ -527,7 +530,7 @@ class RankKernels(Lowering):
 
         with autograd_graph.no_grad():
             output = compute(arguments)
-        self.node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
+        self.record_node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
         return output
 
     def dense_copy(self, x: Tensor) -> Tensor:

@@ -81,5 +81,5 @@ class LatentAttentionKernels(ExpertKernels):
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
 
-        self.node("key_and_value", (x, shared_key), key_and_value, backward)
+        self.record_node("key_and_value", (x, shared_key), key_and_value, backward)
         return key_and_value

@@ -99,7 +99,7 @@ class SparseAttentionKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
-        contiguous_copy = self.like(x) if not x.is_contiguous else None
+        contiguous_copy = self.empty_like(x) if not x.is_contiguous else None
         del contiguous_copy
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
@@ -221,7 +221,7 @@ class SparseAttentionKernels(Fp8Kernels):
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [layer_output], backward, x)
+        self.record_node("linear", (x, weight), [layer_output], backward, x)
         return layer_output
 
 

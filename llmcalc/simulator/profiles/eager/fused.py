@@ -71,7 +71,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         is_fused = self.choices.norm == "fused" or self.choices.compiled
         return (
             is_fused
-            and not self.choices.like_classes
+            and not self.choices.matches_transformers
             and len(recorded_value.axes) == 2
             and len(normed_shape) == 1
             and recorded_value.axes[0].name in HEADS

@@ -29,7 +29,7 @@ class DeltaRuleKernels(ScanModuleKernels):
 
     def _is_like_class(self, module_steps: ModuleSteps) -> bool:
         """Whether a layer runs as the class of transformers does, with a norm of torch."""
-        return self.choices.like_classes and module_steps["norm"].options["spec"].type == "rmsnorm"
+        return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
     @compared(PUBLISHED)
     def module_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         self._cache_convolution_inputs(module_steps)
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        beta = aten.function("sigmoid", self.project(module_steps["b_proj"], x))
+        beta = aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x))
         if any(operation.verb == "scale" for operation in module_steps.all):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
@@ -144,12 +144,12 @@ class DeltaRuleKernels(ScanModuleKernels):
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in module_steps.acts:
-            g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
+            g = aten.scale(aten.elementwise_function("sigmoid", aten.mul(decay_rate, g)))
         elif "f_proj" in module_steps:
-            g = aten.mul(aten.scale(decay_rate, "neg"), aten.function("softplus", g))
+            g = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", g))
         else:
             is_large = aten.compare(g)
-            g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
+            g = aten.where(is_large, g, aten.elementwise_function("log", aten.add_number(aten.exp(g))))
             g = aten.mul(aten.scale(decay_rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in module_steps else g
 
@@ -159,7 +159,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         y = self._normalize(x, spec, 1)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
         y = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), y)
-        y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
+        y = aten.mul(y, aten.elementwise_function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -91,7 +91,9 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def unadapted_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
-        if self.adapters is not None and (self.adapters.base != "none" or operation.name in self.adapters.targets):
+        if self.adapters is not None and (
+            self.adapters.base_storage != "none" or operation.name in self.adapters.targets
+        ):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
                 operation.name,
