@@ -587,7 +587,7 @@ def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
 
 
 def stage_kind(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
-    """Returns what determines the program of a stage but for the indices of its layers."""
+    """Returns a key that is equal for stages whose programs differ only in layer indices."""
     return stage.has_embedding, stage.has_head, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
 
 

@@ -140,7 +140,7 @@ def search_layouts(
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
-    """Returns the layout of a request with all sizes, as `llmcalc memory` has it; None without or if impossible."""
+    """Returns the layout of a request that states all group sizes; None if one is missing or it is impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:

@@ -15,7 +15,7 @@ UNITS_PER_OPERATION = 50
 
 
 class CountedWork(NamedTuple):
-    """The work of a run apart from its search.
+    """The simulated work of one run, counted separately from the search that contains it.
 
     unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
@@ -26,7 +26,7 @@ class CountedWork(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The work with the work of each recording, once."""
+        """The work of the run and of its recordings, each of which counts once."""
         return self.unshared_units + sum(dict(self.recordings).values())
 
 
@@ -46,7 +46,7 @@ class SimulatedWork:
         self._counted_recordings.clear()
 
     def take_back(self, units_before: int) -> int:
-        """Returns the work since the counter stood at `units_before`, and counts it no longer."""
+        """Returns the work done since `units_before`, and subtracts it from the counter."""
         work_units, self.units = self.units - units_before, units_before
         return work_units
 
@@ -60,7 +60,7 @@ class SimulatedWork:
 
     @contextmanager
     def count_apart(self) -> Iterator[Callable[[], CountedWork]]:
-        """Counts the work of a block apart, to be added by `add`; that of a block that raises an error is added.
+        """Counts a block's work separately, to be added by `add`; work before an error is added at once.
 
         Yields a function that returns the work so far.
         """

@@ -254,7 +254,7 @@ class ValueTensors:
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
-        """Creates the error for an verb that no profile has."""
+        """Creates the error for a verb that no profile implements."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)
 

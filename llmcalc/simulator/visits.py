@@ -1,4 +1,4 @@
-"""Lists the peaks of a pass in the order of its modules, and has those of a pass with one repeat of layers less.
+"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
@@ -16,7 +16,7 @@ from .meter import AllocationPlace, MemoryPeak, Meter
 
 
 class ModuleVisit(NamedTuple):
-    """A stay in a place, until the next place.
+    """One visit to a module in a phase, which ends when another module or phase begins.
 
     place: the module and phase.
     peak_bytes: the peak bytes of the stay.
@@ -29,7 +29,7 @@ class ModuleVisit(NamedTuple):
 
 
 class VisitMeter(Meter):
-    """A meter that counts the peak of every visit of a place, and no bytes by kind at peaks."""
+    """A meter that records the peak of every visit to a module and phase, without bytes by kind."""
 
     def __init__(self) -> None:
         self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
@@ -68,7 +68,7 @@ class VisitMeter(Meter):
 
 
 class PassVisits(NamedTuple):
-    """The visits of a pass in order. work_units: units of `SimulatedWork` of the pass."""
+    """The module visits of a pass in order. work_units: units of `SimulatedWork` of the pass."""
 
     visits: Sequence[ModuleVisit]
     work_units: int
@@ -135,7 +135,7 @@ class PassVisits(NamedTuple):
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Returns a forward pass of three repeats, and the bytes that a repeat saves.
+    """Derives a forward pass of three layer repeats from one of four, and the bytes that a repeat saves.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
@@ -160,7 +160,7 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Returns a backward pass of three repeats.
+    """Derives a backward pass of three layer repeats from a pass of four.
 
     backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the third and the second repeat do not do the same, or free other bytes.
@@ -189,7 +189,7 @@ class ShorterPasses(NamedTuple):
 def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> ShorterPasses | None:
-    """Returns the passes of three repeats from those of four. None where they do not follow from them."""
+    """Derives the passes of three layer repeats from passes of four; None if the repeats differ."""
     shorter_forward = forward_without_repeat(forward_pass, layer_stack)
     if shorter_forward is None:
         return None

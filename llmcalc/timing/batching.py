@@ -149,7 +149,7 @@ class Replica:
 
     @property
     def tokens_of_sequence(self) -> int:
-        """The number of tokens of a sequence that a decoding step computes: one and the drafted ones."""
+        """The number of tokens per sequence that a decoding step computes: one, plus the drafted tokens."""
         return 1 if self.speculation is None else 1 + self.speculation.tokens
 
     @property
@@ -159,12 +159,12 @@ class Replica:
 
     @property
     def steps_ahead(self) -> int:
-        """The steps that are planned after the one that runs; none in a pipeline, whose stages have a batch each."""
+        """The number of steps scheduled after the running step; 0 in a pipeline, whose stages run a batch each."""
         return 0 if self.layout.pp > 1 else self.stack.steps_ahead
 
     @property
     def steps_before_prompt(self) -> float:
-        """The decoding steps of others that a request waits for before a step with its prompt."""
+        """The number of other requests' decoding steps for which a request waits before its first prompt step."""
         return self.waited_step_share / self.layout.pp + self.steps_ahead
 
     @property
@@ -264,11 +264,11 @@ class Replica:
 
     @property
     def graph_tokens(self) -> int:
-        """The most tokens of a step with prompts whose kernels captured graphs launch; 0 for none."""
+        """The most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs."""
         return captured_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:
-        """The share of prompts in steps with more tokens than those that captured graphs launch.
+        """The share of prompts in steps with too many tokens for a captured CUDA graph.
 
         The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
         """

@@ -64,7 +64,7 @@ def forward_pass(
 def _launched_seconds(
     timed_pass: TimedPass, time_stack: TimeStack, formats: NumberFormats, is_decoding: bool, graph_tokens: int
 ) -> Number:
-    """Returns the seconds of a pass's kernels, which cannot run faster than the host launches them.
+    """Returns the seconds of a pass's kernels, at least as many as the host needs to launch the kernels.
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
@@ -76,7 +76,7 @@ def _launched_seconds(
 
 
 def captured_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
-    """Returns the most tokens of a step with prompts whose kernels captured graphs launch; 0 for none.
+    """Returns the most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
     """

@@ -155,7 +155,7 @@ class StepTime:
 
 
 class LayerCosts(NamedTuple):
-    """Seconds and parameters of a micro-batch by kind of layer; the forward pass of recomputation stands apart.
+    """Seconds and parameters of a micro-batch per kind of layer, with the recomputed forward pass listed separately.
 
     both_passes, repeated_passes: seconds of both passes, and of a forward pass that runs again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.

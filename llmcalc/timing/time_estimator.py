@@ -169,7 +169,7 @@ GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
 
 
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
-    """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
+    """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]

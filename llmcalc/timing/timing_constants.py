@@ -264,7 +264,7 @@ class TimeStack(Record):
         return self.host_kernel > 0 and not self.library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
-        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp.
+        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default that of dp.
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
@@ -290,7 +290,7 @@ MOST_SETTINGS = 3
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> TimeStack | None:
-    """Returns the stack of a combined name, `STACK+SETTING`: a stack with the own figures of others that combine.
+    """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, or one after the first does not combine with others or is of another phase. As many
     rows as of the least tested of them are tested.

@@ -61,7 +61,7 @@ def _bucket_sizes(element_count: int) -> list[int]:
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
-    """Returns the groups whose messages a config sends beside products; None where it does not state `overlap_comm`.
+    """Returns the groups whose messages overlap the backward pass; None if the config has no `overlap_comm`.
 
     Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages
     1 and 2 gather weights after the update (`allreduce_gradients` of runtime/engine.py, `all_gather_dp_groups`).

@@ -244,7 +244,7 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
 
 
 class ShardedRank(RankRun):
-    """The training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
+    """The training steps of a pipeline rank. Raises `InputError` for unsupported optimizers, layouts and schedules."""
 
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
@@ -311,7 +311,7 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields for each action the chunks whose parameters are gathered: its own, and those of the next actions."""
+    """Yields for each action the chunks with gathered parameters: the action's chunk and those of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):

@@ -58,7 +58,7 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last six.
+    """Settings of a torchtitan job for which `llmcalc memory` has no option. accelerate's files set the last six.
 
     is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.

@@ -113,7 +113,7 @@ class StageRun:
         return pass_bytes
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
 
         The passes count as work as if they had run, so that a search ends at the same layout.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.

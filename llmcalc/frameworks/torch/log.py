@@ -153,7 +153,7 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
 
 
 def _read_peaks(log_text: LogText) -> ParsedLog | None:
-    """Returns the largest of torch's figures that a trainer printed; None for a log without any."""
+    """Returns the highest allocator statistics that a trainer printed; None for a log without any."""
     log_values = LogValues(log_text, PEAK_PATTERNS)
     for term_prefix, (title, unit_bytes, batch_argument) in PEAK_TERMS.items():
         memory_terms: list[LogTerm] = []

@@ -113,7 +113,7 @@ class StageRun:
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
         does not go on to more replays than a user waits for.

@@ -28,7 +28,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         return is_gated_delta and "conv1d" in module_steps and self._is_like_class(module_steps)
 
     def _is_like_class(self, module_steps: ModuleSteps) -> bool:
-        """Whether a layer runs as the class of transformers does, with a norm of torch."""
+        """Whether a layer runs with the operations of its transformers class, including torch's norm."""
         return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
     @compared(PUBLISHED)
@@ -208,7 +208,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _delta_rule_behind_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs the delta rule with β and log decay from torch module_steps. Returns the output and the log decay."""
+        """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
         aten, op = self.t, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))
