@@ -90,12 +90,14 @@ def cuda_runtime_of(
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE
-    workspace = (
+    cublas_workspace_bytes = (
         (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
         if workspace_config is None
         else workspace_bytes(workspace_config)
     )
-    version = CudaRuntime.compute_capability if compute_capability is None else int(compute_capability.replace(".", ""))
+    capability_number = (
+        CudaRuntime.compute_capability if compute_capability is None else int(compute_capability.replace(".", ""))
+    )
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessor_count = (
         compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
@@ -106,11 +108,11 @@ def cuda_runtime_of(
     elif compute_capability is not None:
         context_size = context_bytes(compute_capability, multiprocessor_count)
     return CudaRuntime(
-        workspace,
+        cublas_workspace_bytes,
         context_size,
         has_expandable_segments,
         gpu_name,
-        version,
+        capability_number,
         multiprocessor_count or CudaRuntime.multiprocessors,
     )
 
@@ -121,7 +123,9 @@ def context_bytes(compute_capability: str, multiprocessor_count: int | None) -> 
     multiprocessor_count: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known_capabilities = [name for name in CONTEXTS if float(name) <= float(compute_capability)]
+    known_capabilities = [
+        known_capability for known_capability in CONTEXTS if float(known_capability) <= float(compute_capability)
+    ]
     context_mib, measured_multiprocessors = CONTEXTS[
         known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
     ]
@@ -137,5 +141,8 @@ def workspace_bytes(workspace_config: str) -> int:
         raise InputError(
             f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
         )
-    buffer_numbers = [int(number_text) for number_text in workspace_config.split(":")[1:]]
-    return sum(kib * count * KIB for kib, count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True))
+    sizes_and_counts = [int(number_text) for number_text in workspace_config.split(":")[1:]]
+    return sum(
+        buffer_kib * buffer_count * KIB
+        for buffer_kib, buffer_count in zip(sizes_and_counts[::2], sizes_and_counts[1::2], strict=True)
+    )

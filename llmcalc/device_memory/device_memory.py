@@ -288,7 +288,9 @@ class CountedRun:
     ) -> None:
         self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.repeating: list[int] = [
+            stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
+        ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
@@ -315,7 +317,9 @@ class CountedRun:
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.phases == MOMENTS)
+        whole_run_bytes = sum(
+            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == MOMENTS
+        )
         return self.result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
@@ -338,7 +342,8 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         short_run_repeats = {
-            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating
+            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
+            for stack_index in self.repeating
         }
         try:
             return [
@@ -347,10 +352,10 @@ class CountedRun:
             ]
         except NotRepeatingError:
             self.repeating = []
-        layers = sum(layer_stack.layers for layer_stack in self.stacks)
-        if layers > MOST_RECORDED_LAYERS:
+        layer_count = sum(layer_stack.layers for layer_stack in self.stacks)
+        if layer_count > MOST_RECORDED_LAYERS:
             raise InputError(
-                f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
+                f"{layer_count:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
         return [
             RepeatAnalysis(recorded_events, self.stacks, [])
@@ -373,18 +378,25 @@ class CountedRun:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {index: max(SHORT_RUN_REPEATS, layers // stacks[index].layer_period) for index in repeating_stacks}
-            for layers in EXTRAPOLATED_FROM
+            {
+                stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
+                for stack_index in repeating_stacks
+            }
+            for layer_count in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            index: min(stacks[index].repeats, max(longer_repeats[index], shorter_repeats[index] + 1))
-            for index in repeating_stacks
+            stack_index: min(
+                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+            )
+            for stack_index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].layer_period for index in repeating_stacks
+            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].layer_period
+            for stack_index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[index].repeats - longer_repeats[index]) * stacks[index].layer_period for index in repeating_stacks
+            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].layer_period
+            for stack_index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
@@ -415,7 +427,7 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the joint result of several runs in sequence."""
+    """Returns the peaks and bytes of several consecutive runs as one result."""
     joint_peaks = {place: peak for result in replay_results for place, peak in result.peaks.items()}
     return ReplayResult(
         set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=joint_peaks

@@ -303,28 +303,30 @@ class Memory:
         memory_use, parameter_count = self.states, self.states.parameter_count
         if TOWERS.name not in parameter_count.include:
             return []
-        other_parts = parameter_count.include - {TOWERS.name}
+        parts_without_towers = parameter_count.include - {TOWERS.name}
         tensors = list(trained_tensors(parameter_count.tree, parameter_count.include))
-        towers = [
-            tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
+        tower_tensors = [
+            tensor
+            for tensor in tensors
+            if tensor not in list(trained_tensors(parameter_count.tree, parts_without_towers))
         ]
-        parameters = total_elements(towers)
-        weights = [UnreplayedBytes("weights", packed_bytes(parameters, memory_use.dtype))]
+        tower_elements = total_elements(tower_tensors)
+        weights = [UnreplayedBytes("weights", packed_bytes(tower_elements, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
         state_bytes = (
             optimizer(memory_use.optimizer.name)
-            .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
+            .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = packed_bytes(parameters, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
-                packed_bytes(parameters, memory_use.grad_dtype),
+                packed_bytes(tower_elements, memory_use.grad_dtype),
                 ("backward", "step"),
                 stays_after_run=zeroes_gradients,
             ),

@@ -53,7 +53,9 @@ def extrapolate_layers(
             )
     for stack_index, longer_run in longer_runs.items():
         for allocation_place in [
-            place for place in extrapolated_result.peaks if stacks[stack_index].is_in_second_repeat(place)
+            peak_place
+            for peak_place in extrapolated_result.peaks
+            if stacks[stack_index].is_in_second_repeat(peak_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
@@ -63,7 +65,7 @@ def extrapolate_layers(
             )
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
-    peaks = {_module_in_full_model(place, stacks): peak for place, peak in extrapolated_result.peaks.items()}
+    peaks = {_module_in_full_model(peak_place, stacks): peak for peak_place, peak in extrapolated_result.peaks.items()}
     return highest_pass(
         ReplayResult(
             extrapolated_result.set_up_bytes,

@@ -228,7 +228,7 @@ class TrainingRun:
                 self.meter.parameter_path = None
 
     def _tensor_to_update(self, weight: Tensor) -> Tensor:
-        """Returns the tensor that the optimizer updates for a weight: the fp32 master copy, or the weight itself."""
+        """Returns the tensor that the optimizer updates: a weight's fp32 master copy, or the weight itself."""
         trained_copies = self.training.has_master_weights and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
 
@@ -314,11 +314,11 @@ class TrainingRun:
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns the hook for a completed parameter gradient; None without a hook."""
+        """Returns the function to call when a parameter's gradient is complete; None without such a hook."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Runs between a backward pass and the release of its graph. It does nothing on one device."""
+        """Hook between a backward pass and the release of its autograd graph; does nothing on one device."""
 
     def _take_workspace(self, thread_count: int) -> None:
         """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""

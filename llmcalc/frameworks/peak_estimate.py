@@ -23,7 +23,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import cached_rank_program, similar_stage
+from ..parallel.rank_program import cached_rank_program, representative_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
@@ -426,7 +426,7 @@ class PeakEstimate:
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
-        node_tree = cached_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
+        node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]

@@ -39,7 +39,7 @@ class LayoutRules:
     divides_weights: bool = False
 
     def keeps_gathered_weights(self, pp: int, zero_stage: int) -> bool:
-        """Whether gathered weights stay on the device after the forward pass by default."""
+        """Whether weights that were all-gathered stay on the device after the forward pass by default."""
         if self.divides_weights and zero_stage == 2:
             return True
         return self.keeps_gathered_in_pipelines and pp > 1 and (self.divides_weights or zero_stage == 3)

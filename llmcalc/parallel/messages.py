@@ -29,7 +29,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
-from .rank_program import RankFlow, cached_rank_program, is_divided, similar_stage
+from .rank_program import RankFlow, cached_rank_program, is_divided, representative_stage
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
@@ -203,9 +203,9 @@ def _chunks_of_rank(
     if layout.is_bidirectional:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
-        recorded_stage = stage if keeps_layer_indices else similar_stage(spec, stage)
-        yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
+        chunk_microbatches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
+        recorded_stage = stage if keeps_layer_indices else representative_stage(spec, stage)
+        yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_microbatches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ def _data_messages(
     for stage_chunk in stage_chunks:
         all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
-            weights = [weight_shard for weight_shard in all_shards if weight_shard.is_expert == is_expert]
-            if weights:
+            replicated_shards = [weight_shard for weight_shard in all_shards if weight_shard.is_expert == is_expert]
+            if replicated_shards:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
                 )
@@ -292,7 +292,7 @@ def _data_messages(
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
                 yield from gradients.messages(
-                    ReplicatedWeights(layout, stage_chunk, weights, replica_group, element_bytes)
+                    ReplicatedWeights(layout, stage_chunk, replicated_shards, replica_group, element_bytes)
                 )
 
 

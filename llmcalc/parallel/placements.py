@@ -286,11 +286,15 @@ class PlacementTracker:
         else:
             for recorded_value in operation.ins:
                 self._reduce_partial_sum(recorded_value)
-            self._place_undivided(operation)
-        if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
-            float32_ratio = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
+            self._inherit_placement(operation)
+        if (
+            operation.verb == "norm"
+            and is_divided(operation.options["over"])
+            and not _has_undivided_norm_groups(operation)
+        ):
+            elements_per_mean = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
             for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
-                elements = float32_ratio if operation.options["spec"].type == "rmsnorm" else 2 * float32_ratio
+                elements = elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
                 self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
@@ -344,8 +348,10 @@ class PlacementTracker:
                 self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
                 self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
         else:
-            for is_backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                self._add_message("send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensors)
+            for is_backward, tensor_pairs in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+                self._add_message(
+                    "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensor_pairs
+                )
         if self.recompute.core and self.has_gradient:
             self.messages += [
                 message._replace(is_backward=True)
@@ -365,7 +371,7 @@ class PlacementTracker:
             return [operation.outs[0].width, operation.ins[1].width, operation.outs[0].width]
         return [] if operation.verb == "state" else None
 
-    def _place_undivided(self, operation: Step) -> None:
+    def _inherit_placement(self, operation: Step) -> None:
         """Gives an operation's result the placement of the inputs, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
@@ -391,7 +397,7 @@ class PlacementTracker:
                 self.placements[id(output.storage)] = "rows" if row_values else "whole"
 
 
-def _has_whole_groups(operation: Step) -> bool:
+def _has_undivided_norm_groups(operation: Step) -> bool:
     """Whether every group of a grouped norm is completely on one rank."""
     group_axis = operation.options.get("groups")
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))

@@ -69,12 +69,12 @@ class AxisShard(Axis):
     degree: int = 1
 
 
-def flat_axes(shape: Shape) -> Iterator[Axis]:
+def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
             for axis_part in axis.parts:
-                yield from flat_axes(axis_part)
+                yield from axes_with_concatenated_parts(axis_part)
         else:
             yield axis
 
@@ -83,7 +83,7 @@ def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
-        for axis in flat_axes(shape)
+        for axis in axes_with_concatenated_parts(shape)
         if axis.name not in NEAR_ROWS
     )
 
@@ -215,7 +215,7 @@ class RankFlow(Flow):
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
             for shape in (*weight, *(recorded_value.axes for recorded_value in (*operation.ins, *operation.outs))):
-                divided_axes.update(flat_axes(shape))
+                divided_axes.update(axes_with_concatenated_parts(shape))
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
@@ -267,7 +267,7 @@ class RankFlow(Flow):
                 recorded_value.storage.axes
             ):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
-            for axis in flat_axes(recorded_value.axes):
+            for axis in axes_with_concatenated_parts(recorded_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
@@ -496,7 +496,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
             axis
             for operation in operations
             for recorded_value in operation.outs
-            for axis in flat_axes(recorded_value.axes)
+            for axis in axes_with_concatenated_parts(recorded_value.axes)
         )
     )
 
@@ -513,7 +513,10 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
             for recorded_value in operation.ins[:2]
         ]
         head_counts = [
-            axis.size for source_value in source_values for axis in flat_axes(source_value.axes) if "heads" in axis.name
+            axis.size
+            for source_value in source_values
+            for axis in axes_with_concatenated_parts(source_value.axes)
+            if "heads" in axis.name
         ]
         known_counts = [head_count for head_count in head_counts if isinstance(head_count, int)]
         check_divided_heads(known_counts, layout.tp, layout.cp, ("--cp-comm", "--cp"))
@@ -575,18 +578,18 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 """Stages of models, the first of each kind; the model is kept so that no other one gets its id."""
 
 
-def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
+def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:
     """Returns one stage as the representative of all stages with the same layer types, to share a program.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    stage_key = id(spec), *stage_kind(spec, stage)
+    stage_key = id(spec), *stage_program_key(spec, stage)
     if len(_stages) >= MAX_STAGES:
         _stages.clear()
     return _stages.setdefault(stage_key, (spec, stage))[1]
 
 
-def stage_kind(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
+def stage_program_key(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
     """Returns a key that is equal for stages whose programs differ only in layer indices."""
     return stage.has_embedding, stage.has_head, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
 

@@ -263,8 +263,8 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
 
 def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns a rank's passes in the ZB-H1 schedule: 1F1B with weight-gradient passes delayed by `rank` passes."""
-    p, m = ranks, micro_batches
-    warmup_count = min(p - 1 - rank, m)
+    rank_count, m = ranks, micro_batches
+    warmup_count = min(rank_count - 1 - rank, m)
     forward_passes, input_passes, weight_passes = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
     rank_actions = forward_passes[:warmup_count]
     for i in range(m):

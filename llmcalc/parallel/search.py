@@ -128,7 +128,7 @@ def search_layouts(
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                for layout_of_stage in _with_other_zero_stages(layout, layout_rules, layout_request):
+                for layout_of_stage in _zero_stage_variants(layout, layout_rules, layout_request):
                     _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
         return layout_search
 
@@ -149,7 +149,7 @@ def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> L
         return None
 
 
-def _with_other_zero_stages(
+def _zero_stage_variants(
     layout: Layout | None, layout_rules: LayoutRules, layout_request: LayoutRequest
 ) -> Iterator[Layout | None]:
     """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""

@@ -45,7 +45,7 @@ class SimulatedWork:
         """Begins a search, in which each recording counts when it is first used."""
         self._counted_recordings.clear()
 
-    def take_back(self, units_before: int) -> int:
+    def subtract_work_since(self, units_before: int) -> int:
         """Returns the work done since `units_before`, and subtracts it from the counter."""
         work_units, self.units = self.units - units_before, units_before
         return work_units
@@ -59,7 +59,7 @@ class SimulatedWork:
             self.units += recording_units
 
     @contextmanager
-    def count_apart(self) -> Iterator[Callable[[], CountedWork]]:
+    def count_separately(self) -> Iterator[Callable[[], CountedWork]]:
         """Counts a block's work separately, to be added by `add`; work before an error is added at once.
 
         Yields a function that returns the work so far.
@@ -77,7 +77,7 @@ class SimulatedWork:
             self.add(CountedWork(0, tuple(uses)))
             raise
         self._uses = None
-        self.take_back(units_before)
+        self.subtract_work_since(units_before)
 
     def add(self, work: CountedWork) -> None:
         """Adds work that was counted apart."""

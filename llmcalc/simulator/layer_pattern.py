@@ -14,9 +14,9 @@ def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes
-        indices = layer_kind.about.get("indices")
-        return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
-    kinds_by_index = {index: kind for kind in layer_scopes for index in kind.about["indices"]}
+        layer_indices = layer_kind.about.get("indices")
+        return [layer_kind] * (layer_kind.about["repeat"] if layer_indices is None else len(layer_indices))
+    kinds_by_index = {kind_layer_index: kind for kind in layer_scopes for kind_layer_index in kind.about["indices"]}
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 

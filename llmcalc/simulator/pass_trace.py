@@ -133,6 +133,9 @@ class PassTrace:
         if any(storage_number not in new_storage_numbers for _, storage_number in storage_releases):
             return None
         renumbered_releases = {
-            (model_chunk, PREVIOUS, 0): [(index, new_storage_numbers[number]) for index, number in storage_releases]
+            (model_chunk, PREVIOUS, 0): [
+                (event_index, new_storage_numbers[old_storage_number])
+                for event_index, old_storage_number in storage_releases
+            ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

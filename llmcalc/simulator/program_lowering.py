@@ -34,11 +34,11 @@ class ProgramLowering(CacheTensors):
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
         self.absent_values = set()
-        run = self.run_config, self.include
-        if self.read_program is not program or self.read_run != run:  # else an earlier pass has found the same
+        run_settings = self.run_config, self.include
+        if self.read_program is not program or self.read_run != run_settings:  # else an earlier pass has found the same
             self.last, self.shared_values = last_readers(program.root, self.choose_branch, self.skips_module)
             self.last.pop(id(program.result.storage), None)
-            self.read_program, self.read_run = program, run
+            self.read_program, self.read_run = program, run_settings
         self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0
@@ -119,7 +119,7 @@ class ProgramLowering(CacheTensors):
         self._run_module_items(module_call)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs the items of a module, with the module on the stack."""
+        """Runs a module's operations and submodules, with the module on the stack of running modules."""
         module_scope = module_call.scope
         module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
@@ -193,7 +193,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
-        """Marks the output of a skipped module as absent."""
+        """Records that a skipped module has no output, so that later operations treat it as missing."""
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
         if not self.skips_module(module_scope):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, CachingAllocator, RequestedBytes, Stretch
+from .caching_allocator import ONCE, AllocatorStepEncoder, CachingAllocator, Stretch
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -37,7 +37,7 @@ class NotRepeatingError(Exception):
 
 
 class AllocatorOverhead(NamedTuple):
-    """The bytes that an allocator adds to the requested bytes.
+    """The bytes that a caching allocator reserves beyond the bytes that tensors request.
 
     requested_bytes: the highest sum of bytes that tensors request.
     slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
@@ -51,7 +51,7 @@ class AllocatorOverhead(NamedTuple):
     slop_after: int
 
     @staticmethod
-    def overhead_of_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
+    def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
         slop, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
@@ -218,7 +218,10 @@ class RepeatAnalysis:
         if layer_repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
             yield layer_repeat, memory_events
             return
-        event_groups = [(repeat, list(events)) for repeat, events in groupby(memory_events, self._repeat_of_allocation)]
+        event_groups = [
+            (allocating_repeat, list(release_events))
+            for allocating_repeat, release_events in groupby(memory_events, self._repeat_of_allocation)
+        ]
         pending_events: list[Event] = []
         group_index = 0
         while group_index < len(event_groups):
@@ -246,7 +249,9 @@ class RepeatAnalysis:
         if origin_repeats in self.orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
-        return next((order for order in self.orders if first_origins in (order[1:], order[:-1])), [])
+        return next(
+            (repeat_order for repeat_order in self.orders if first_origins in (repeat_order[1:], repeat_order[:-1])), []
+        )
 
     def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
@@ -407,11 +412,13 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
-        if any((number, 2, nbytes) in outer_events for number, repeat, nbytes in outer_events if repeat == 1):
+        if any(
+            (twin_storage, 2, nbytes) in outer_events for twin_storage, repeat, nbytes in outer_events if repeat == 1
+        ):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Combines the modules of an event in the second and the third repeat."""
+        """Returns the place of an inner repeat's event, from its places in the second and the third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
@@ -424,7 +431,7 @@ class RepeatAnalysis:
     def count_bytes(
         self, repeats_by_stack: Mapping[int, int], further_set_up: Callable[[RepeatedEvents], list[Event]] | None = None
     ) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all.
+        """Counts a run's tensor bytes without an allocator. repeats_by_stack: layer repeats per stack, by default all.
 
         further_set_up: allocations after the set-up that depend on the number of repeats; default none.
         """
@@ -448,16 +455,16 @@ class RepeatAnalysis:
 
     def allocator_steps(
         self, further_set_up: Callable[[RepeatedEvents], list[Event]]
-    ) -> tuple[list[Stretch], int, RequestedBytes]:
+    ) -> tuple[list[Stretch], int, AllocatorStepEncoder]:
         """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
         storage_count = repeated_events.count + len(added_events)
-        requested_bytes = RequestedBytes(storage_count)
+        requested_bytes = AllocatorStepEncoder(storage_count)
         step_lists: list[Stretch] = []
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
                 step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
             if section_events is self.recorded.set_up:
                 step_lists.append((requested_bytes.steps(added_events), 0))
@@ -466,10 +473,10 @@ class RepeatAnalysis:
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        requested_bytes = RequestedBytes(repeated_events.count)
+        requested_bytes = AllocatorStepEncoder(repeated_events.count)
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
                     device.play(allocator_steps, repeated_events.count, storage_offset)
         return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
@@ -548,7 +555,12 @@ class RepeatedEvents:
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _events_of_allocator(memory_events), ONCE
             yield (
-                _events_of_allocator([(number, nbytes, detail) for number, _, nbytes, detail in inner_events]),
+                _events_of_allocator(
+                    [
+                        (recorded_storage, nbytes, event_detail)
+                        for recorded_storage, _, nbytes, event_detail in inner_events
+                    ]
+                ),
                 repeat_order[1:-1],
             )
             yield _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])), ONCE

@@ -60,7 +60,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     strides_and_sizes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
-    if not all(isinstance(number, int) for axis in strides_and_sizes for number in axis):
+    if not all(isinstance(stride_or_size, int) for axis in strides_and_sizes for stride_or_size in axis):
         return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
             shape, strides
         )

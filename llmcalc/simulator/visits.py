@@ -94,7 +94,11 @@ class PassVisits(NamedTuple):
         repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
-        return [repeat_of_visit.index(repeat) for repeat in repeats] if {*repeats} <= {*repeat_of_visit} else None
+        return (
+            [repeat_of_visit.index(stack_repeat) for stack_repeat in repeats]
+            if {*repeats} <= {*repeat_of_visit}
+            else None
+        )
 
     def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
@@ -145,18 +149,18 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
         return None
     second_start, third_start, fourth_start = start_indices
     visit_count = fourth_start - third_start
-    count_in_layers = max(
+    visits_in_layers = max(
         i for i in range(1, visit_count + 1) if forward_pass.visits[third_start + i - 1].place.layer_index >= 0
     )
     saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, layer_period)
     if third_start - second_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_start, fourth_start, count_in_layers, layer_period
+        third_start, fourth_start, visits_in_layers, layer_period
     ):
         return None
     if saved_bytes is None:
         return None
-    later_bytes = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
-    return later_bytes.without_visits(third_start, fourth_start), saved_bytes
+    lowered_pass = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
+    return lowered_pass.without_visits(third_start, fourth_start), saved_bytes
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:

@@ -60,7 +60,7 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
     """
     layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.cuda_runtime, 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
-    with EFFORT.count_apart() as work_so_far:
+    with EFFORT.count_separately() as work_so_far:
         if task.first_stage is not None:
             first_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
             first_work = work_so_far()

@@ -29,11 +29,11 @@ from ..timing.kernels import Adapters, RankWork
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
+    with_16_bit_adapters,
     with_attention,
     with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
-    with_narrow_adapters,
     with_norms,
     with_optimizer,
     with_overlap,
@@ -42,7 +42,7 @@ from ..timing.stack import (
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
 from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass
-from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
+from ..timing.time_ranges import TimeRange, expected_range, untested_layout_text
 from ..timing.timing_constants import TimeStack
 from ..units import DTYPE_BITS, short_dtype
 from ..workload.execution import CrossEntropy
@@ -167,7 +167,7 @@ class TrainingTimes:
         time_stack = with_norms(time_stack, model_memory.settings.norm)
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy or time_settings.loss)
         if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
-            time_stack = with_narrow_adapters(time_stack)
+            time_stack = with_16_bit_adapters(time_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(
@@ -579,7 +579,12 @@ def time_inference(
         formats,
         None,
         expected_range(
-            float(inference_pass.seconds), time_phase, device, time_stack, spec, untested_ranks(time_stack, layout)
+            float(inference_pass.seconds),
+            time_phase,
+            device,
+            time_stack,
+            spec,
+            untested_layout_text(time_stack, layout),
         ),
         part_seconds,
         timed_operations,

@@ -40,8 +40,8 @@ from .device import Device
 from .inference import (
     MAX_CHUNKS,
     InferencePass,
-    captured_prompt_tokens,
     forward_pass,
+    graph_prompt_tokens,
     prefill,
     rank_pass,
     seconds_without_graphs,
@@ -184,10 +184,10 @@ class Replica:
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
+        batch, mean_context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
         graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
         return self.batch_pass(
-            graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
+            graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
@@ -265,7 +265,7 @@ class Replica:
     @property
     def graph_tokens(self) -> int:
         """The most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs."""
-        return captured_prompt_tokens(self.spec, self.stack, self.layout.pp)
+        return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:
         """The share of prompts in steps with too many tokens for a captured CUDA graph.
@@ -279,7 +279,7 @@ class Replica:
         free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
         other_prompts = math.floor((free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence))
         mean_other_prompts = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
-        return 1.0 - _poisson_share(other_prompts, min(mean_other_prompts, self.most_prompts))
+        return 1.0 - _poisson_probability(other_prompts, min(mean_other_prompts, self.most_prompts))
 
     @cached_property
     def saturation_concurrency(self) -> float:
@@ -305,13 +305,13 @@ class Replica:
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        concurrent_requests, further_steps = concurrency - 1, self.steps_after_first_token
+        other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
-        if not concurrent_requests:
+        if not other_requests:
             tpot = step_seconds / self.tokens_per_step
             return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
         uncaptured_share = self.uncaptured_share(concurrency)
 
@@ -330,7 +330,7 @@ class Replica:
             seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
             return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / steps_after_first_token))
         seconds_per_prompt, steps_per_prompt = (
             added_seconds_per_prompt(prompts_per_step),
             len(self.prompts_pass(1).timed_passes),
@@ -338,34 +338,38 @@ class Replica:
         prompt_step_seconds = (
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
         )
-        prompt_seconds = prompt_step_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
+        prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
-            concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
+            other_requests
+            * seconds_per_prompt
+            * prompt_seconds
+            / (prompt_seconds + steps_after_first_token * step_seconds),
             (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
-            step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
+            step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        burst_wait = (other_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
         return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
 
 
-def seconds_beside_prompts(token_pass: InferencePass) -> float:
+def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
     """Returns the seconds that decoding adds to a step with prompts, which reads the weights anyway.
 
     A draft's passes add all of their time.
     """
     timed_pass = token_pass.timed_passes[0]
     return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
-        float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index)) * _added_seconds(operation)
+        float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index))
+        * _operation_seconds_added(operation)
         for operation in timed_pass.operations
     )
 
 
-def _added_seconds(operation: TimedOperation) -> float:
+def _operation_seconds_added(operation: TimedOperation) -> float:
     """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0
@@ -374,15 +378,15 @@ def _added_seconds(operation: TimedOperation) -> float:
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
-def _poisson_share(most: int, mean: float) -> float:
+def _poisson_probability(most: int, mean: float) -> float:
     """Returns the probability that a Poisson variable is at most `most`."""
     if most < 0:
         return 0.0
-    probability = share = math.exp(-mean)
-    for count in range(1, most + 1):
-        probability *= mean / count
-        share += probability
-    return min(1.0, share)
+    term_probability = cumulative_probability = math.exp(-mean)
+    for event_count in range(1, most + 1):
+        term_probability *= mean / event_count
+        cumulative_probability += term_probability
+    return min(1.0, cumulative_probability)
 
 
 def _int_if_whole(value: float) -> float:

@@ -125,9 +125,9 @@ class LinearizedRuns:
                 sum(
                     factor * part_seconds for factor, part_seconds in zip(factor_values, seconds_by_factor, strict=True)
                 )
-                / seconds
+                / measured_seconds
             )
-            for seconds_by_factor, seconds in zip(self.parts, self.measured, strict=True)
+            for seconds_by_factor, measured_seconds in zip(self.parts, self.measured, strict=True)
         ]
 
 
@@ -143,9 +143,9 @@ def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator
     base_seconds = pricer(base_factors)
     seconds_by_factor = []
     for factor_name in NAMES:
-        factor = getattr(base_factors, factor_name)
-        changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
-        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
+        factor_value = getattr(base_factors, factor_name)
+        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * STEP}))
+        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (STEP - 1))))
     total_seconds = sum(
         factor_seconds * getattr(base_factors, factor_name)
         for factor_seconds, factor_name in zip(seconds_by_factor, NAMES, strict=True)
@@ -187,8 +187,8 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
         curvature = [
-            [prior_diagonal * (i == column_index) - prior_coupling for column_index in factor_indices]
-            for i in factor_indices
+            [prior_diagonal * (row_index == column_index) - prior_coupling for column_index in factor_indices]
+            for row_index in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
@@ -198,10 +198,12 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 factor * part_seconds / estimate
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
-            for i in factor_indices:
-                gradient[i] += weight * log_error * factor_shares[i]
+            for row_index in factor_indices:
+                gradient[row_index] += weight * log_error * factor_shares[row_index]
                 for column_index in factor_indices:
-                    curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
+                    curvature[row_index][column_index] += (
+                        weight * factor_shares[row_index] * factor_shares[column_index]
+                    )
         limited_step = [
             max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
         ]

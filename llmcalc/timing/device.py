@@ -126,7 +126,7 @@ class Device:
         return self.peak_rates[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
 
     def _share_with_float32_sums(self, share: float, units_format: str) -> float:
-        """Returns the share of the peak that sums in float32 reach. share: that of units at their full rate.
+        """Returns the share of the peak rate with float32 accumulation. share: the share at the units' full rate.
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
@@ -254,8 +254,8 @@ class Device:
             )
         seconds_in_domain = latency_in_domain + link_seconds
         if self.link_protocols:
-            passes = 2 if collective_kind == "all_reduce" else 1
-            step_count = 1 if collective_kind == "send" else passes * (ranks_in_domain - 1)
+            ring_passes = 2 if collective_kind == "all_reduce" else 1
+            step_count = 1 if collective_kind == "send" else ring_passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
@@ -279,13 +279,16 @@ class Device:
             ),
         )
 
-    def _ring_seconds(self, seconds: Number, message_count: Number, ranks: Number, domains: Number) -> Number:
-        """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
+    def _ring_seconds(
+        self, full_rate_seconds: Number, message_count: Number, ranks: Number, domain_count: Number
+    ) -> Number:
+        """Returns the seconds of ring messages through several domains. full_rate_seconds: seconds at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / efficiency + message_count * ((ranks - domains) * link_step + (domains - 1) * network_step)
+            full_rate_seconds / efficiency
+            + message_count * ((ranks - domain_count) * link_step + (domain_count - 1) * network_step)
             for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
         return reduce(minimum, ring_times)
@@ -294,10 +297,10 @@ class Device:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
         return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
-    def hop_seconds(self, byte_count: Number, devices: Number) -> Number:
-        """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
+    def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
+        """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
         link_rate = choose(
-            devices > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2)
+            device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2)
         )
         return byte_count / link_rate + self.latency
 

@@ -42,7 +42,7 @@ def forward_pass(
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    graph_tokens = 0 if is_decoding else captured_prompt_tokens(spec, time_stack, pp)
+    graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
         prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
@@ -75,7 +75,7 @@ def _launched_seconds(
     return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
 
 
-def captured_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
+def graph_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
     """Returns the most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.

@@ -111,17 +111,19 @@ def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
 
 
 def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
-    """Returns a software stack with Liger-Kernel's norms and gated activations, each a single kernel.
+    """Returns a software stack with one kernel per norm, and with `liger` one kernel per gated activation.
 
     norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
     """
     if norm not in ("fused", "liger") or time_stack.fused:
         return time_stack
-    passes, kernels = (
-        {verb: figure for verb, figure in figures.items() if verb != "norm"}
-        for figures in (time_stack.passes, time_stack.kernels)
+    passes_without_norm, kernels_without_norm = (
+        {verb: figure for verb, figure in figures_by_verb.items() if verb != "norm"}
+        for figures_by_verb in (time_stack.passes, time_stack.kernels)
     )
-    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+    return time_stack.model_copy(
+        update={"passes": passes_without_norm, "kernels": kernels_without_norm, "fuses_gates": norm == "liger"}
+    )
 
 
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
@@ -134,7 +136,7 @@ the output is scaled (4) and added to the layer's (6), its gradient scaled (4), 
 """
 
 
-def with_narrow_adapters(time_stack: TimeStack) -> TimeStack:
+def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
     """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
     return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
@@ -186,9 +188,16 @@ def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None)
     """
     if groups is None:
         return time_stack
-    hidden_shares = {"dp": WITH_OVERLAP.dp, "weights": WITH_OVERLAP.dp, "tp": WITH_OVERLAP.tp, "ep": WITH_OVERLAP.ep}
-    hidden = {group: hidden_share if group in groups else 0.0 for group, hidden_share in hidden_shares.items()}
-    return time_stack.model_copy(update={"hidden": hidden, "overlapped_stages": (0, 1, 2, 3)})
+    usual_hidden_shares = {
+        "dp": WITH_OVERLAP.dp,
+        "weights": WITH_OVERLAP.dp,
+        "tp": WITH_OVERLAP.tp,
+        "ep": WITH_OVERLAP.ep,
+    }
+    hidden_share_by_group = {
+        group: hidden_share if group in groups else 0.0 for group, hidden_share in usual_hidden_shares.items()
+    }
+    return time_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 
 
 def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:

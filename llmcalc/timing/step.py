@@ -239,10 +239,12 @@ def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernels: Number) -> Number:
+def host_wait(
+    timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernel_seconds: Number
+) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
-    kernels: seconds of the kernels and messages of that direction.
+    kernel_seconds: seconds of the kernels and messages of that direction.
     """
     launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels, time_stack.captured)
     host_seconds = launch_count * time_stack.host_kernel
@@ -252,7 +254,7 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backw
     if time_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
-    return maximum(0.0, host_seconds * timed_pass.host_launch - kernels)
+    return maximum(0.0, host_seconds * timed_pass.host_launch - kernel_seconds)
 
 
 @cache
@@ -434,7 +436,7 @@ def _data_parallel_seconds(
     experts = rank_share(ranks.expert_params, step_plan.ep)
     trained_params, trained_experts = ranks.trained_params(step_plan.ep)
     seconds_of_groups = (
-        _group_messages(
+        _data_group_seconds(
             step_plan,
             device,
             time_stack,
@@ -444,7 +446,7 @@ def _data_parallel_seconds(
             trained_params,
             ranks.layers,
         ),
-        _group_messages(
+        _data_group_seconds(
             step_plan,
             device,
             time_stack,
@@ -485,7 +487,7 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
     return message_seconds - hidden_share * minimum(message_seconds, product_seconds)
 
 
-def _group_messages(
+def _data_group_seconds(
     step_plan: StepPlan,
     device: Device,
     time_stack: TimeStack,
@@ -501,7 +503,7 @@ def _group_messages(
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     sends_weight_format = step_plan.dtype == "fp32" and not time_stack.sends_gradient_buffers
-    gradients = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
+    gradient_bytes = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
     if time_stack.bucket == "layer":
         bucket_count = layers
     else:
@@ -509,17 +511,25 @@ def _group_messages(
     pass_count = choose(_sends_once_per_step(step_plan, time_stack), 1, step_plan.micro_batches)
     reduce_count = pass_count if step_plan.zero >= 2 else 1
     if not step_plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, message_count=bucket_count)
+        reduce_seconds = device.message_seconds(
+            "all_reduce", ranks, gradient_bytes, rank_stride, message_count=bucket_count
+        )
         return 0.0, reduce_seconds, trained_params
     shard_ranks = maximum(1, ranks / step_plan.replicas)
-    weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, message_count=bucket_count)
+    weight_bytes = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
+    weight_seconds = device.message_seconds(
+        "all_gather", shard_ranks, weight_bytes, rank_stride, message_count=bucket_count
+    )
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
     shard_reduction_seconds = device.message_seconds(
-        reduction_kind, shard_ranks, gradients, rank_stride, message_count=bucket_count
+        reduction_kind, shard_ranks, gradient_bytes, rank_stride, message_count=bucket_count
     )
     replica_reduction_seconds = device.message_seconds(
-        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, message_count=bucket_count
+        "all_reduce",
+        step_plan.replicas,
+        gradient_bytes / shard_ranks,
+        shard_ranks * rank_stride,
+        message_count=bucket_count,
     )
     gathers_per_pass = choose(_sends_once_per_step(step_plan, time_stack), 1, 2 if step_plan.reshard else 1)
     gather_count = pass_count * gathers_per_pass if step_plan.zero == 3 else 1

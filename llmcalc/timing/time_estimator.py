@@ -230,20 +230,20 @@ class TimedPass:
         )
 
     def layer_launches(
-        self, layer: int, is_backward: bool, kernels: KernelCounts, captured_modules: Collection[str] = ()
+        self, layer: int, is_backward: bool, kernel_counts: KernelCounts, captured_modules: Collection[str] = ()
     ) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer.
 
         captured_modules: names of `GRAPH_MODULES`, whose kernels graphs launch.
         """
         return sum(
-            kernel.runs_per_layer * kernels.get(kernel.verb, kernel.launches)[is_backward]
+            kernel.runs_per_layer * kernel_counts.get(kernel.verb, kernel.launches)[is_backward]
             for kernel in self.work.kernels
             if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
-        """Returns the number of products of single experts that the host launches in one direction of a layer."""
+        """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]
             for kernel in self.work.kernels
@@ -252,20 +252,20 @@ class TimedPass:
             and not _is_captured(kernel, captured_modules)
         )
 
-    def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
-        """Returns the number of operations on DTensors in one direction of a layer that tensor-parallel ranks divide.
+    def dtensor_operations(self, layer: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
+        """Returns the number of DTensor operations in the forward (or backward) pass of a tensor-parallel layer.
 
-        operations: of a product and, with sequence parallelism, of a norm.
+        operation_counts: of a product and, with sequence parallelism, of a norm.
         """
         rank_pass = self.work.rank_pass
-        if not operations or rank_pass.tp == 1:
+        if not operation_counts or rank_pass.tp == 1:
             return 0
-        divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
+        divided_kinds = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.runs_per_layer * operations[divided_part][is_backward]
+            kernel.runs_per_layer * operation_counts[divided_kind][is_backward]
             for kernel in self.work.kernels
-            for divided_part in divided_parts
-            if kernel.layer_kind_index == layer and divided_part in (kernel.kind, kernel.verb)
+            for divided_kind in divided_kinds
+            if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.verb)
         )
 
     @property
@@ -276,7 +276,7 @@ class TimedPass:
             for operation in self.operations
         )
 
-    def launches(self, kernels: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
+    def launches(self, kernel_counts: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
         """Returns the number of kernels and graphs that the host launches in the forward pass.
 
         casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
@@ -284,7 +284,9 @@ class TimedPass:
             0 (default) for none.
         """
         layers = {kernel.layer_kind_index for kernel in self.work.kernels}
-        kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        kernel_count = sum(
+            self.work.count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+        )
         if casts_inputs:
             kernel_count += sum(
                 kernel.runs_per_layer * kernel.launches[0] * self.work.count(kernel.layer_kind_index)
@@ -372,13 +374,13 @@ class TimeEstimator:
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
-        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
-            kernel
-        )
+        seconds_by_direction: Iterator[tuple[bool, Number, Number]] = getattr(
+            self, f"_{kernel.kind.replace('-', '_')}_seconds"
+        )(kernel)
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for is_backward, compute_seconds, memory_seconds in pass_parts:
+        for is_backward, compute_seconds, memory_seconds in seconds_by_direction:
             if is_backward and not self.is_training:
                 continue
             launch_seconds = (
@@ -428,7 +430,7 @@ class TimeEstimator:
                 / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
                 * self._padded_rows(kernel, dtype)
-                * self._uneven_load(kernel)
+                * self._expert_load_imbalance(kernel)
             )
             compute_seconds = self._with_block_scales(kernel, compute_seconds)
             weight *= self._prompt_passes(kernel)
@@ -560,7 +562,7 @@ class TimeEstimator:
             return 1.0
         return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
 
-    def _uneven_load(self, kernel: Kernel) -> Number:
+    def _expert_load_imbalance(self, kernel: Kernel) -> Number:
         """The ratio of the busiest rank's time for expert products to the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
@@ -772,7 +774,7 @@ class TimeEstimator:
             return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
         if message.group == "ep":
             return exposed_share * device.message_seconds(
-                message.kind, message.ranks, message_bytes * self._exchanged_share(layer_message)
+                message.kind, message.ranks, message_bytes * self._exchanged_byte_share(layer_message)
             )
         if message.group == "cp":
             ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
@@ -784,7 +786,7 @@ class TimeEstimator:
             message.kind, message.ranks, message_bytes, latency=self.stack.latency
         )
 
-    def _exchanged_share(self, layer_message: LayerMessage) -> Number:
+    def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:
         """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
 
         Experts of one rank share a copy of a token, and with ranks in several network domains those of one domain

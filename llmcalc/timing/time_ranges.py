@@ -92,7 +92,7 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
+def untested_layout_text(time_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
     is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
@@ -189,11 +189,11 @@ def expected_range(
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
-            candidate
-            for candidate in _tested_classes().classes
+            candidate_class
+            for candidate_class in _tested_classes().classes
             if not untested_reason
             and device_class is not None
-            and candidate.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
+            and candidate_class.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
         ),
         None,
     )

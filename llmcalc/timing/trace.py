@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from .batching import Replica, seconds_beside_prompts
+from .batching import Replica, seconds_added_to_prompt_step
 from .inference import InferencePass, seconds_without_graphs
 
 MOST_PROMPT_SIZES = 2**20
@@ -120,7 +120,7 @@ class StepSeconds:
         mean_prompt = max(1, mean_input)
         context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        time_batch = cache(replica.batch_pass)
+        batch_seconds = cache(replica.batch_pass)
 
         @cache
         def time_prompt(prompt_tokens: int, earlier_tokens: int) -> InferencePass:
@@ -133,8 +133,10 @@ class StepSeconds:
             return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(time_batch(*sizes).seconds), sequences, context_lengths),
-            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(time_batch(*sizes)), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(
+                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequences, context_lengths
+            ),
             _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
             replica.stack.first_token,
             replica.tokens_per_step,
@@ -218,8 +220,8 @@ class ServedBatch:
         while len(end_times) < len(requests):
             step_budget.spend_step()
             sequence_count = len(decoding_requests)
-            context = context_token_sum / sequence_count if sequence_count else 0.0
-            planned_seconds = self._planned_seconds(sequence_count, context)
+            mean_cached_tokens = context_token_sum / sequence_count if sequence_count else 0.0
+            planned_seconds = self._planned_seconds(sequence_count, mean_cached_tokens)
             while next_request < len(requests) and requests[next_request].arrival + planned_seconds <= current_time:
                 traced_request = requests[next_request]
                 request_tokens = traced_request.input + traced_request.output
@@ -234,9 +236,9 @@ class ServedBatch:
                 next_request += 1
             if waiting_prompts:
                 decoding_count = sequence_count if self.mixes_prompts else 0
-                finished_prompts, tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
+                finished_prompts, prompt_tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
                 current_time += self.seconds_scale * self.step_seconds.mixed_seconds(
-                    tokens, mean_context, decoding_count, context
+                    prompt_tokens, mean_context, decoding_count, mean_cached_tokens
                 )
                 if decoding_count:
                     finished_steps += 1
@@ -261,10 +263,10 @@ class ServedBatch:
                     current_time,
                     decoding_requests[0][0] - finished_steps,
                     sequence_count,
-                    context,
+                    mean_cached_tokens,
                     reserved_tokens,
                 )
-                mean_context = context + equal_steps * self.step_seconds.tokens_per_step / 2
+                mean_context = mean_cached_tokens + equal_steps * self.step_seconds.tokens_per_step / 2
                 current_time += (
                     equal_steps * self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
@@ -309,16 +311,16 @@ class ServedBatch:
         decoding_count: sequences that decode in the step.
         """
         token_budget = max(1, self.step_tokens - decoding_count)
-        finished_prompts, tokens, context_sum = [], 0, 0.0
-        while waiting_prompts and tokens < token_budget:
+        finished_prompts, prompt_tokens, cached_token_sum = [], 0, 0.0
+        while waiting_prompts and prompt_tokens < token_budget:
             first_prompt = waiting_prompts[0]
-            taken_tokens = min(first_prompt[2], token_budget - tokens)
-            context_sum += taken_tokens * first_prompt[1]
-            tokens += taken_tokens
-            first_prompt[1], first_prompt[2] = first_prompt[1] + taken_tokens, first_prompt[2] - taken_tokens
+            computed_tokens = min(first_prompt[2], token_budget - prompt_tokens)
+            cached_token_sum += computed_tokens * first_prompt[1]
+            prompt_tokens += computed_tokens
+            first_prompt[1], first_prompt[2] = first_prompt[1] + computed_tokens, first_prompt[2] - computed_tokens
             if not first_prompt[2]:
                 finished_prompts.append(waiting_prompts.popleft()[0])
-        return finished_prompts, tokens, context_sum / tokens
+        return finished_prompts, prompt_tokens, cached_token_sum / prompt_tokens
 
     def _equal_step_count(
         self,

@@ -28,7 +28,7 @@ from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, RoutedRows
 from ..workload.run_config import RunConfig
-from .eager import eager_repeats, eager_verb
+from .eager import eager_kernel_key, eager_kernel_repeats
 from .kernels import (
     AFTER,
     BEFORE,
@@ -243,7 +243,7 @@ class WorkRecorder(PlacementTracker):
 
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
-        if self.rank_pass.reduces_late and self._can_sum_later(operation):
+        if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
             self.placements[id(operation.outs[0].storage)] = "partial"
         else:
             super()._run_step(operation)
@@ -267,11 +267,11 @@ class WorkRecorder(PlacementTracker):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
-        if not self._joins_earlier_product(operation):
+        if not self._shares_earlier_kernel(operation):
             self._record_elementwise_group()
         (lowering_method or self._add_operation)(operation)
 
-    def _joins_earlier_product(self, operation: Step) -> bool:
+    def _shares_earlier_kernel(self, operation: Step) -> bool:
         """Whether one kernel computes a product and an earlier one of the same input, as `up_proj` and `gate_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
@@ -292,7 +292,7 @@ class WorkRecorder(PlacementTracker):
             isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
         )
 
-    def _can_sum_later(self, operation: Step) -> bool:
+    def _has_partial_sum_output(self, operation: Step) -> bool:
         """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
         if operation.verb not in SUMMED_LATER:
             return False
@@ -309,11 +309,11 @@ class WorkRecorder(PlacementTracker):
         if operation.op is None:
             return
         if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
-            self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
+            self._count_parameters(operation.op.params(), self._repeats_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
             element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
             self.work.cached_elements_by_layer[self.layer] = (
-                self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._runs_per_layer()
+                self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._repeats_per_layer()
             )
             self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
             self.cache_reads.update((id(cached_value.storage), element_count) for cached_value in operation.outs)
@@ -336,7 +336,7 @@ class WorkRecorder(PlacementTracker):
         if self._has_no_rows(recorded_value):
             return
         if process_group == "ep" and self._gathers_tokens:
-            self._add_gathering(recorded_value, is_backward)
+            self._add_token_gathering(recorded_value, is_backward)
             return
         message_count = len(self.messages)
         super()._add_message(collective_kind, recorded_value, process_group, is_backward, element_count, messages)
@@ -360,7 +360,7 @@ class WorkRecorder(PlacementTracker):
         """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed_value: Value, is_backward: bool) -> None:
+    def _add_token_gathering(self, routed_value: Value, is_backward: bool) -> None:
         """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
@@ -372,7 +372,9 @@ class WorkRecorder(PlacementTracker):
         self._record_elementwise_group()
         gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.element_bytes
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
-        message = Collective(self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._runs_per_layer())
+        message = Collective(
+            self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
+        )
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
@@ -390,7 +392,7 @@ class WorkRecorder(PlacementTracker):
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
-    def _runs_per_layer(self) -> Number:
+    def _repeats_per_layer(self) -> Number:
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
@@ -410,7 +412,7 @@ class WorkRecorder(PlacementTracker):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def _add_kernel(self, kernel_kind: KernelKind, verb: str, **kernel_sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **kernel_sizes)
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._repeats_per_layer(), verb, **kernel_sizes)
         self.work.kernels.append(kernel)
         return kernel
 
@@ -482,7 +484,7 @@ class WorkRecorder(PlacementTracker):
                 flops=(flops, 2 * flops),
             )
         self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
-        adapter_params = adapter_rank * (input_width + output_width) * self._runs_per_layer()
+        adapter_params = adapter_rank * (input_width + output_width) * self._repeats_per_layer()
         self.work.adapter_params_by_layer[self.layer] = (
             self.work.adapter_params_by_layer.get(self.layer, 0) + adapter_params
         )
@@ -706,9 +708,9 @@ class WorkRecorder(PlacementTracker):
         self.where, self.repeats = self.group_position
         moved_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
-            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
+            "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
         )
-        kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_repeats(elementwise_group[0])
+        kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_kernel_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats
 
 

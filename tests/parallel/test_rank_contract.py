@@ -26,7 +26,7 @@ from llmcalc.optional import EVERY_PART
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
 from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.rank_program import AxisShard, RankFlow, flat_axes, is_divided, rank_program
+from llmcalc.parallel.rank_program import AxisShard, RankFlow, axes_with_concatenated_parts, is_divided, rank_program
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.workload.run_config import RunConfig
@@ -123,7 +123,10 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
-    return any(isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size for axis in flat_axes(shape))
+    return any(
+        isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size
+        for axis in axes_with_concatenated_parts(shape)
+    )
 
 
 def _check_tensor(path: str, whole: tuple[int, ...], ranks: list[tuple[int, ...]], copies: bool) -> None:

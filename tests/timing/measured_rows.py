@@ -34,9 +34,9 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.stack import (
     ADAMW_STATE_BYTES,
+    with_16_bit_adapters,
     with_attention,
     with_loss,
-    with_narrow_adapters,
     with_norms,
     with_optimizer,
     with_overlap,
@@ -381,7 +381,7 @@ class KernelChoices(NamedTuple):
         """Returns the stack with these kernels."""
         stack = with_norms(with_loss(stack, self.cross_entropy or None), self.norm or None)
         stack = with_optimizer(stack, self.state_bytes, is_stepwise=self.is_stepwise)
-        return with_narrow_adapters(stack) if self.has_narrow_adapters else stack
+        return with_16_bit_adapters(stack) if self.has_narrow_adapters else stack
 
 
 @cache

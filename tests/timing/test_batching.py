@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, RequestSizes, seconds_beside_prompts
+from llmcalc.timing.batching import Replica, RequestSizes, seconds_added_to_prompt_step
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
@@ -124,14 +124,16 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
-    prompt_step = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # a prompt of one step
+    prompt_step = server.prompt_seconds + (
+        seconds_added_to_prompt_step(token_pass) if mixed else 0.0
+    )  # a prompt of one step
     prompt = prompt_step + 2 * token_pass.seconds  # p: the step that runs, and the one that vLLM has planned after it
     further = 1023 * token_pass.seconds
     others = load.end_to_end_seconds - prompt - further
     assert others > 0
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
-    saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
+    saved = token_pass.seconds - seconds_added_to_prompt_step(token_pass) if mixed else 0.0
     of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
     assert load.ttft_of_burst - prompt_step == pytest.approx(max(load.ttft - prompt_step, wait), rel=1e-9)
@@ -152,7 +154,7 @@ def test_a_request_waits_for_the_steps_that_are_planned(stack: Any, layout: Layo
     """Beside one long answer, whose own prompt is too rare to count."""
     server = replica(requests=RequestSizes(1024, 100_000), stack=stack, layout=layout)
     token_pass = server.decoding_pass(2)
-    prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if stack.mixed_steps else 0.0)
+    prompt = server.prompt_seconds + (seconds_added_to_prompt_step(token_pass) if stack.mixed_steps else 0.0)
     assert (server.latencies(2).ttft - prompt) / token_pass.seconds == pytest.approx(steps, rel=0.01)
     assert server.latencies(1).ttft == server.prompt_seconds
     spread = replace(server, waited_step_share=0.5)  # arrivals at any time find half of the running step
@@ -170,7 +172,7 @@ def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> No
 
 def test_a_step_with_a_prompt_reads_weights_once() -> None:
     token_pass = replica().decoding_pass(32)
-    assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds
+    assert 0 < seconds_added_to_prompt_step(token_pass) < token_pass.seconds
     apart = replica(stack=VLLM.model_copy(update={"mixed_steps": False}))
     assert apart.latencies(64).end_to_end_seconds > replica().latencies(64).end_to_end_seconds
     assert apart.latencies(1) == replica().latencies(1)

@@ -35,7 +35,7 @@ from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
 from llmcalc.timing.stack import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
-from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_ranks
+from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_layout_text
 from llmcalc.timing.timing_constants import time_stacks
 from llmcalc.timing.work_recorder import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
@@ -201,7 +201,7 @@ def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows
     rows = 16 * 8 * (8 if replicas == 8 else 1)
     moved = {kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "permutation"}
     assert moved == {ROW_COPIES * rows * 2048}
-    assert untested_ranks(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
+    assert untested_layout_text(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
 
 
 def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:

@@ -31,16 +31,16 @@ def step(optimizer_step: OptimizerStep) -> None:
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.t, None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         mean_count = 2 if len(grad.shape) > 1 else 1
-        with optimizer_step.counting_as_states():
+        with optimizer_step.allocating_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared_gradient = aten.like(grad)
         parameter_update = aten.like(squared_gradient)

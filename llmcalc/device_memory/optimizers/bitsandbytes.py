@@ -49,27 +49,27 @@ def bitsandbytes_optimizer(
 
     fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
-    formats_text = (
+    small_tensors_text = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
         f"per block of {BLOCK}"
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
-    layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
-    notes = ((formats_text, layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
+    state_layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
+    notes = ((small_tensors_text, state_layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        state_bytes=layout.state_bytes,
-        run_step=layout.run_step,
+        state_bytes=state_layout.state_bytes,
+        run_step=state_layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
         note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
-        state_format="uint8" if layout.in_8_bits else "float32",
-        state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
-        updates_any_elements=not layout.in_8_bits,
+        state_format="uint8" if state_layout.in_8_bits else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales" if state_layout.in_8_bits else "its states are fp32",
+        updates_any_elements=not state_layout.in_8_bits,
         updates_any_range=True,
-        paged_bytes=layout.paged_bytes if is_paged else None,
+        paged_bytes=state_layout.paged_bytes if is_paged else None,
         witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )
 
@@ -143,7 +143,7 @@ class _StateLayout:
         aten = optimizer_step.t
         max_state_count = 3 * self.moment_count  # of a tensor that owns the code maps: states, scales, maps
         has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
-        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+        for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
             if parameter.states:
                 continue
             tensor = parameter.tensor
@@ -151,7 +151,7 @@ class _StateLayout:
             state_format = UINT8 if is_quantized else FLOAT32
             if self.is_paged and tensor.count >= LEAST_PAGED:
                 parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moment_count)
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 map_count = self.moment_count if is_quantized and not has_code_maps else 0
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized

@@ -55,7 +55,7 @@ def low_rank_optimizer(
     )
 
 
-def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+def split_by_projection(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
     """Returns the tensors with projected gradients, and the other tensors."""
     projected_tensors = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected_tensors, [tensor for tensor in tensors if not tensor.is_layer_matrix]
@@ -79,7 +79,7 @@ def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[Optimi
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
     matrices = [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
-    yield from optimizer_step.loop_over([*vectors, *decayed_parameters, *matrices])
+    yield from optimizer_step.parameters_in_turn([*vectors, *decayed_parameters, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

@@ -59,9 +59,9 @@ def step(optimizer_step: OptimizerStep) -> None:
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
         momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
         optimizer_step.write(parameter.tensor, momentum_update)

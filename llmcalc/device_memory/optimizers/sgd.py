@@ -26,7 +26,7 @@ def step(optimizer_step: OptimizerStep) -> None:
     if optimizer_step.has_momentum:
         is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
         for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
-            for parameter in optimizer_step.loop_over(tensor_group):
+            for parameter in optimizer_step.parameters_in_turn(tensor_group):
                 parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
 
 

@@ -75,7 +75,7 @@ class OptimizerStep:
         """The parameters that have gradients."""
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
-    def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
+    def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order, and sets the meter's path to each parameter's path."""
         memory_meter = self.t.graph.meter
         for parameter in parameters:
@@ -83,20 +83,20 @@ class OptimizerStep:
             yield parameter
         memory_meter.parameter_path = None
 
-    def counting_as_states(self) -> AbstractContextManager[None]:
+    def allocating_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
         return count_storages_as(self.t.graph.meter, "optimizer")
 
     def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
-        with self.counting_as_states():
+        with self.allocating_states():
             return [self.t.like(tensor, dtype=self.state_format) for _ in range(state_count)]
 
     def new_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
         """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
             return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
-        with self.counting_as_states():
+        with self.allocating_states():
             return [self.t.like(tensor, dtype=dtype) for _ in range(state_count)]
 
     def write(self, written_object: object, *read_tensors: object) -> None:

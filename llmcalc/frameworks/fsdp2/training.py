@@ -244,8 +244,8 @@ def sharding_of_rank(
         if is_unmodelled:
             raise InputError(f"FSDP2 with {problem_text} is not modelled; expected {expected_value}")
     number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduction_format]
-    coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
-    shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
+    coordinates, ranks_per_replica = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
+    shard_index = coordinates.dp % ranks_per_replica * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
     frozen_dtype = DTYPES[fsdp_settings.frozen_format] if fsdp_settings.frozen_format else None
     rank_sharding = FsdpSharding(
         layout.shards,
@@ -263,10 +263,10 @@ def sharding_of_rank(
     if layout.ep == 1:
         return rank_sharding
     expert_shards = layout.expert_shards
-    moe_shards = replace(
+    moe_sharding = replace(
         rank_sharding, shard_count=expert_shards, shard_index=coordinates.edp % expert_shards, shards_experts=True
     )
-    return replace(rank_sharding, expert_sharding=moe_shards)
+    return replace(rank_sharding, expert_sharding=moe_sharding)
 
 
 class FsdpRun(TrainingRun):

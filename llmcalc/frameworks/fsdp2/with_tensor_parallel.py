@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ...flow.axis import Shape as Axes
 from ...flow.program import Item, Step
 from ...flow.record import Flow
-from ...parallel.rank_program import AxisShard, flat_axes, is_divided
+from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
 from ...simulator.lowering import Path
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
@@ -88,6 +88,6 @@ def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterat
 def _unsharded_length(axes: Axes) -> int:
     """Returns the number of elements along axes before sharding."""
     axis_length = 1
-    for axis in flat_axes(axes):
+    for axis in axes_with_concatenated_parts(axes):
         axis_length *= axis.full_size if isinstance(axis, AxisShard) else axis.size
     return axis_length

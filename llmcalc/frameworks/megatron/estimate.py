@@ -23,12 +23,14 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
-    static_states = memory_estimate.states
+    memory_use = memory_estimate.states
     trained_fraction = (
-        1 if static_states.adapters is None else static_states.trained_parameters / static_states.parameter_count.total
+        1 if memory_use.adapters is None else memory_use.trained_parameters / memory_use.parameter_count.total
     )
-    gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
-    parameter_bytes = BytesPerParameter(2, gradients, optimizer)
+    gradient_bytes, state_bytes = (
+        trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings)
+    )
+    parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
     included_parts, context_bytes = (
         memory_estimate.states.parameter_count.include,
         memory_estimate.cuda_runtime.context_bytes,
@@ -127,10 +129,10 @@ class StageRun:
         forward, backward, repeat_bytes = shorter_passes
         work_units = forward.work_units + backward.work_units
         if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
-            shorter_first = forward_without_repeat(self._first_pass, self.layers.stack)
-            if shorter_first is None:
+            shorter_first_pass = forward_without_repeat(self._first_pass, self.layers.stack)
+            if shorter_first_pass is None:
                 return None
-            first_pass, dispatcher_bytes = shorter_first
+            first_pass, dispatcher_bytes = shorter_first_pass
             work_units += first_pass.work_units
             remaining_bytes -= dispatcher_bytes
         EFFORT.units += work_units

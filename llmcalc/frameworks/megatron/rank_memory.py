@@ -150,23 +150,26 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
-    by_previous_pass = _depends_on_previous_pass(settings)
+    splits_by_previous = _depends_on_previous_pass(settings)
     try:
-        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous_pass)
+        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, splits_by_previous)
         if recorded_chunks is not None:
             pass_traces, chunk_records = recorded_chunks
             layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
-                pass_traces, layers_before, [model_chunk.parameters for model_chunk in chunk_records], by_previous_pass
+                pass_traces,
+                layers_before,
+                [model_chunk.parameters for model_chunk in chunk_records],
+                splits_by_previous,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
-        pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous_pass).traces()
+        pass_traces = record_passes(rank_run, recorder, is_last_stage, splits_by_previous).traces()
     except NotRepeatingError:
         return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], by_previous_pass
+        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], splits_by_previous
     )
 
 

@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
-from ...parallel.rank_program import RankFlow, cached_rank_program, similar_stage
+from ...parallel.rank_program import RankFlow, cached_rank_program, representative_stage
 from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
@@ -205,7 +205,7 @@ class RankRun:
         rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         rank_lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
-        recorded_stage = None if stage is None else similar_stage(self.spec, stage)
+        recorded_stage = None if stage is None else representative_stage(self.spec, stage)
         return ModelChunk(
             stage, partial(cached_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering
         )

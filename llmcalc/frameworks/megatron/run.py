@@ -15,7 +15,7 @@ from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
 from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
-from .kernels.attention import unmodelled_reason
+from .kernels.attention import unsupported_attention_reason
 from .settings_from_options import megatron_settings_of, settings_on
 
 
@@ -38,9 +38,9 @@ def check(memory_estimate: Memory, version_text: str) -> None:
         if (
             program_step.verb == "attention"
             and not program_step.options.get("selected")
-            and unmodelled_reason(program_step)
+            and unsupported_attention_reason(program_step)
         ):
-            raise InputError(unmodelled_reason(program_step))
+            raise InputError(unsupported_attention_reason(program_step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:

@@ -90,13 +90,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if not error_messages:
         return trainer_log
     log_values = LogValues(LogText(error_messages[-1]), PATTERNS)
-    other_terms = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
+    other_process_bytes = sum(LogValues(_with_process_lines(error_messages[-1]), (PROCESS,)).byte_sizes("process_has"))
     bytes_by_term = {
-        name: log_values.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")
+        size_name: log_values.last_size(size_name)
+        for size_name in ("requested", "free", "process", "allocated", "unallocated")
     }
     bytes_by_term |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
-    if bytes_by_term["process"] is None and other_terms:  # this process is the only one of the list
-        bytes_by_term["process"], other_terms = other_terms, 0
+    if bytes_by_term["process"] is None and other_process_bytes:  # this process is the only one of the list
+        bytes_by_term["process"], other_process_bytes = other_process_bytes, 0
     if bytes_by_term["reserved"] is not None and bytes_by_term["allocated"] is not None:
         bytes_by_term["unallocated"] = bytes_by_term["reserved"] - bytes_by_term["allocated"]
     memory_terms = [
@@ -104,7 +105,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         for term_name, term_bytes in bytes_by_term.items()
         if term_bytes is not None and term_name != "reserved"
     ]
-    memory_terms += [LogTerm("other_processes", other_terms)] if other_terms else []
+    memory_terms += [LogTerm("other_processes", other_process_bytes)] if other_process_bytes else []
     total_bytes = log_values.last_size("total")
     term_at_fault, flag = _diagnose_shortage({term.name: term.value for term in memory_terms}, total_bytes or 0)
     return ParsedLog(

@@ -156,7 +156,7 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     rank_run.has_buckets = False  # their sizes depend on the number of layers
     recorded_events = record_two_steps(rank_run, recorder)
     element_bytes = DTYPES[rank_setup.training.dtype].bytes
-    gradient_sizes = {
+    gradient_bytes_by_storage = {
         weight.storage.block.handle: weight.count * element_bytes
         for model_chunk in rank_run.chunks
         for weight in model_chunk.parameters
@@ -165,16 +165,20 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     def bucket_events(repeated_events: RepeatedEvents) -> list[Event]:
         if rank_setup.layout.dp == 1:
             return []
-        sizes = {
+        full_run_gradient_bytes = {
             full_number: gradient_bytes
-            for storage_number, gradient_bytes in gradient_sizes.items()
+            for storage_number, gradient_bytes in gradient_bytes_by_storage.items()
             for full_number in repeated_events.numbers_in_full_run(storage_number)
         }
         set_up_events = repeated_events.events_of_full_run(recorded_events.set_up)
-        ordered_sizes = [sizes[number] for number, nbytes, _ in set_up_events if nbytes >= 0 and number in sizes]
+        ordered_gradient_bytes = [
+            full_run_gradient_bytes[allocated_storage]
+            for allocated_storage, nbytes, _ in set_up_events
+            if nbytes >= 0 and allocated_storage in full_run_gradient_bytes
+        ]
         return [
             (repeated_events.count + i, bucket_bytes, "communication")
-            for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_sizes)))
+            for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_gradient_bytes)))
         ]
 
     try:

@@ -28,7 +28,14 @@ from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, S
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
-from ...parallel.rank_program import FIELDS, AxisShard, RankFlow, flat_axes, has_equal_shards, is_divided
+from ...parallel.rank_program import (
+    FIELDS,
+    AxisShard,
+    RankFlow,
+    axes_with_concatenated_parts,
+    has_equal_shards,
+    is_divided,
+)
 from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import ModuleFrame, Path
@@ -173,9 +180,9 @@ class DTensorKernels(EagerKernels):
         """
         batch, row_count, *row_shape = x.shape
         shape, dtype = (batch, row_count * self.token_ranks, *row_shape), FLOAT8 if sends_float8 else x.dtype
-        sent_part = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
+        sent_tokens = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
         gathered_x = self.graph.new_tensor((batch * self.token_ranks, row_count, *row_shape), dtype)
-        del sent_part
+        del sent_tokens
         self.record_message("all_gather", gathered_x.bytes)
         is_in_place = is_size_one(batch) and (self.has_overlapped_products or not self.copies_gathered)
         storage = gathered_x.storage if is_in_place else self.graph.new_tensor(shape, dtype).storage
@@ -257,7 +264,9 @@ class DTensorKernels(EagerKernels):
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(recorded_value.axes) if isinstance(axis, AxisShard)), None)
+        axis = next(
+            (axis for axis in axes_with_concatenated_parts(recorded_value.axes) if isinstance(axis, AxisShard)), None
+        )
         if axis is None or axis.degree == 1:
             return logits
         new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
@@ -382,7 +391,12 @@ class DTensorKernels(EagerKernels):
     def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
         weight_axes = (
-            () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
+            ()
+            if operation.weight is None
+            else (
+                *axes_with_concatenated_parts(operation.weight.ins),
+                *axes_with_concatenated_parts(operation.weight.out),
+            )
         )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not vocabulary_axes or vocabulary_axes[0].degree == 1:
@@ -460,9 +474,9 @@ class DTensorKernels(EagerKernels):
         """Computes the loss of vocabulary-parallel log-probabilities (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
-        mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        vocabulary_mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
         result_partial = new_tensor((tokens, 1), x.dtype)
-        del mask
+        del vocabulary_mask
         _result_reduced = self.all_reduce(result_partial)
         losses = new_tensor((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
@@ -472,9 +486,9 @@ class DTensorKernels(EagerKernels):
         total_weight = new_tensor((), x.dtype)
         del counted_labels
         loss_sum = new_tensor((), x.dtype)
-        mean = new_tensor((), x.dtype)
+        mean_loss = new_tensor((), x.dtype)
         del loss_sum
-        losses = mean
+        losses = mean_loss
         return losses, total_weight
 
     def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
@@ -524,7 +538,9 @@ def check_equal_shards(program: RankFlow) -> None:
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         if operation.outs and has_equal_shards(operation.outs[0].axes):
-            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, AxisShard))
+            axes = (
+                axis for axis in axes_with_concatenated_parts(operation.outs[0].axes) if isinstance(axis, AxisShard)
+            )
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "

@@ -19,9 +19,9 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 def step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
-    for one in run.loop_over(run.updated_parameters):
+    for one in run.parameters_in_turn(run.updated_parameters):
         if not one.states:
-            with run.counting_as_states():
+            with run.allocating_states():
                 one.states.append(run.t.like(one.tensor, dtype=run.state_format))
         update = run.t.like(one.states[0])
         run.write(one.tensor, update)

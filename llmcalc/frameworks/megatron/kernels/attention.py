@@ -33,7 +33,7 @@ NOT_MODELLED = {
 """Option of an attention step that these kernels do not have → what it is."""
 
 
-def unmodelled_reason(operation: Step) -> str:
+def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(name for option, name in NOT_MODELLED.items() if operation.options.get(option))
     if not feature_names:
@@ -132,7 +132,7 @@ class AttentionKernels(LinearKernels):
         kernel_name = type(operation.op).__name__
         if kernel_name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
-        refusal_reason = unmodelled_reason(operation)
+        refusal_reason = unsupported_attention_reason(operation)
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])

@@ -426,21 +426,25 @@ class RankKernels(Lowering):
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        first_index, module_scope = len(self.ordered_parameters), module_call.scope
+        first_parameter_index, module_scope = len(self.ordered_parameters), module_call.scope
         super()._run_module_items(module_call)
-        parameters = self.ordered_parameters[first_index:]
+        parameters = self.ordered_parameters[first_parameter_index:]
         if not parameters and not self.later_parameters:
             return
         module_kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
-            self.ordered_parameters[first_index:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
+            self.ordered_parameters[first_parameter_index:] = sorted(
+                parameters, key=lambda parameter: parameter.role != "row"
+            )
         elif module_kind == "shared_expert":
             self.later_parameters += parameters
-            del self.ordered_parameters[first_index:]
+            del self.ordered_parameters[first_parameter_index:]
         elif module_kind == "pooler":
             parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(parameter_pairs) for parameter in pair]
-            del self.ordered_parameters[first_index:]
+            self.later_parameters = [
+                parameter for weight_and_bias in reversed(parameter_pairs) for parameter in weight_and_bias
+            ]
+            del self.ordered_parameters[first_parameter_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []

@@ -20,7 +20,7 @@ class AttentionKernels(Lowering):
     """Kernels of softmax attention, which run the operations of the reference implementation."""
 
     def heads_first(self, x: Tensor) -> Tensor:
-        """Swaps the axes of rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
+        """Transposes rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
         return self.t.transpose(x, 1, 2)
 
     # --- positions --------------------------------------------------------------------------------------------------

@@ -199,9 +199,9 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._keep_gate_alive(operations)
+        self._keep_gate_in_frame(operations)
 
-    def _keep_gate_alive(self, operations: list[Step]) -> None:
+    def _keep_gate_in_frame(self, operations: list[Step]) -> None:
         """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
@@ -248,7 +248,7 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._keep_gate_alive(operations)
+        self._keep_gate_in_frame(operations)
 
     def _with_adapters(
         self, operations: list[Step], x: Tensor, joint_product: Tensor, weight: Tensor, bias: Tensor | None

@@ -147,8 +147,10 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""
-        maps = [kind for kind in module_steps.acts if kind != "logsigmoid"][: -1 if "g_proj" in module_steps else None]
-        return self.apply_activation(x, maps[0]) if maps else x
+        feature_map_names = [
+            activation_name for activation_name in module_steps.acts if activation_name != "logsigmoid"
+        ][: -1 if "g_proj" in module_steps else None]
+        return self.apply_activation(x, feature_map_names[0]) if feature_map_names else x
 
     def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""

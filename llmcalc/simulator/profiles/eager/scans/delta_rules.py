@@ -25,9 +25,9 @@ class DeltaRuleKernels(ScanModuleKernels):
         """
         core = module_steps["core"].op if "core" in module_steps else None
         is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in module_steps
-        return is_gated_delta and "conv1d" in module_steps and self._is_like_class(module_steps)
+        return is_gated_delta and "conv1d" in module_steps and self._runs_like_transformers(module_steps)
 
-    def _is_like_class(self, module_steps: ModuleSteps) -> bool:
+    def _runs_like_transformers(self, module_steps: ModuleSteps) -> bool:
         """Whether a layer runs with the operations of its transformers class, including torch's norm."""
         return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
@@ -38,10 +38,10 @@ class DeltaRuleKernels(ScanModuleKernels):
             return self.jet_block(module_steps, x)
         if "A_log" not in module_steps:
             return self.delta_net(module_steps, x)
-        is_class = self._is_like_class(module_steps)
+        is_class = self._runs_like_transformers(module_steps)
         if module_steps["core"].op.by_channel:
-            return (self.kimi_delta_like_class if is_class else self.kimi_delta)(module_steps, x)
-        return (self.gated_delta_like_class if is_class else self.gated_delta)(module_steps, x)
+            return (self.kimi_delta_of_transformers if is_class else self.kimi_delta)(module_steps, x)
+        return (self.gated_delta_of_transformers if is_class else self.gated_delta)(module_steps, x)
 
     def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
@@ -113,7 +113,7 @@ class DeltaRuleKernels(ScanModuleKernels):
                 "convolution",
             )
 
-    def gated_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+    def gated_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as transformers does (modeling_olmo_hybrid.py, `OlmoHybridGatedDeltaNet`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
@@ -125,7 +125,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         return self.project(module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], o, gate), 2))
 
-    def kimi_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+    def kimi_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
         aten, op = self.t, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
