@@ -58,7 +58,7 @@ class CudaRuntime:
     context_bytes: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
     has_expandable_segments: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True),
         false by default.
-    gpu: the accelerator's name, by which frameworks choose kernels.
+    gpu_name: the accelerator's name, by which frameworks choose kernels.
     compute_capability: ten times its compute capability, by which torch chooses kernels.
     multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
     is_search_candidate: whether the run is one of many that a search tries, of which fewer layers are replayed; false
@@ -68,7 +68,7 @@ class CudaRuntime:
     workspace_bytes: int = LARGE_WORKSPACE
     context_bytes: int = CONTEXTS["9.0"][0] << 20
     has_expandable_segments: bool = False
-    gpu: str = "H100"
+    gpu_name: str = "H100"
     compute_capability: int = 90
     multiprocessors: int = 132
     is_search_candidate: bool = False
@@ -85,7 +85,7 @@ def cuda_runtime_of(
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
-    gpu_name = CudaRuntime.gpu if hardware is None else hardware.name.upper()
+    gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability

@@ -52,12 +52,12 @@ class ModulePeak(NamedTuple):
     """The peak of the device's memory during one module.
 
     phase: part of the step.
-    node: path of the module, with the index of its layer; empty for the model itself.
+    module_path: path of the module, with the index of its layer; empty for the model itself.
     bytes: bytes of tensors at the peak.
     """
 
     phase: str
-    node: str
+    module_path: str
     bytes: int
 
 
@@ -428,7 +428,9 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the peaks and bytes of several consecutive runs as one result."""
-    joint_peaks = {place: peak for result in replay_results for place, peak in result.peaks.items()}
+    joint_peaks = {
+        peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()
+    }
     return ReplayResult(
         set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=joint_peaks
     )

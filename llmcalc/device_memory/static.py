@@ -383,12 +383,13 @@ def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
         raise InputError("--trainable-layers with --lora-rank: adapters train no layers; expected one of the two")
     if isinstance(spec, RankModel) or spec.decoder is None or spec.encoder is not None:
         raise InputError("--trainable-layers: is modelled for decoders on whole devices; expected none")
-    layers = spec.decoder.num_hidden_layers
-    if not 0 < run_settings.trainable_layers <= layers:
+    layer_count = spec.decoder.num_hidden_layers
+    if not 0 < run_settings.trainable_layers <= layer_count:
         raise InputError(
-            f"--trainable-layers {run_settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
+            f"--trainable-layers {run_settings.trainable_layers}: the model has {layer_count} layers; expected 1 to "
+            f"{layer_count}"
         )
-    return layers - run_settings.trainable_layers
+    return layer_count - run_settings.trainable_layers
 
 
 def _training_formats(run_settings: Settings) -> tuple[str, bool]:

@@ -59,8 +59,10 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_layer_indices(timeline_point: ModulePeak) -> ModulePeak:
-        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.node)
-        return timeline_point._replace(node=layer)
+        layer = re.sub(
+            r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.module_path
+        )
+        return timeline_point._replace(module_path=layer)
 
     tensors, *other_terms = device.terms
     if tensors.status == "untested":

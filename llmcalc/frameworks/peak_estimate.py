@@ -244,7 +244,7 @@ class PeakEstimate:
         bytes_by_rank = self._static_bytes_by_rank(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
+            first_rank = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
             saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 distinct_count = distinct_micro_batches(layout, micro_batches)
@@ -256,7 +256,7 @@ class PeakEstimate:
         if layout not in self._static:
             rank_bytes = [0] * layout.pp
             for stage in stages(layout, self.layers):
-                rank_bytes[stage.rank] += self.static_bytes(layout, stage)
+                rank_bytes[stage.pipeline_rank] += self.static_bytes(layout, stage)
             self._static[layout] = rank_bytes
         return self._static[layout]
 
@@ -300,7 +300,7 @@ class PeakEstimate:
         check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
-            stages_by_rank[stage.rank].append(stage)
+            stages_by_rank[stage.pipeline_rank].append(stage)
         if layout.is_bidirectional:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)

@@ -141,7 +141,7 @@ class Cluster:
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            stage_layers[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer] for layer in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
             if not any(

@@ -41,23 +41,23 @@ MAX_PROGRAMS = 512
 class Message(NamedTuple):
     """Identical messages of one rank in one step.
 
-    group: the group of ranks.
+    process_group: the group of ranks.
     ranks: size of the group.
-    kind: the collective operation, or a send.
+    collective_kind: the collective operation, or a send.
     bytes: bytes of one message: of the whole tensor for a collective, of the sent tensor for a send.
     count: number of such messages in a step.
     """
 
-    group: Group
+    process_group: Group
     ranks: int
-    kind: CollectiveKind
+    collective_kind: CollectiveKind
     bytes: Number
     count: Number
 
     @property
     def wire_bytes(self) -> Number:
         """Bytes that this rank sends per message."""
-        return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
+        return Collective("", self.collective_kind, self.process_group, self.ranks, False, self.bytes).wire_bytes
 
 
 @frozen
@@ -79,16 +79,16 @@ class GradientRules(NamedTuple):
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
-    messages: its messages for the weights of one replica group.
-    in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
-    one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
-    own_checkpointing: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
+    messages_of_group: its messages for the weights of one replica group.
+    reduces_in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
+    reduces_one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
+    always_reentrant: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
         gathered tokens gather them again.
     """
 
     framework: str
     zero_stages: tuple[int, ...]
-    messages: GroupMessages
+    messages_of_group: GroupMessages
     reduces_in_float32: bool = False
     reduces_one_buffer: bool = False
     always_reentrant: bool = False
@@ -139,9 +139,9 @@ def rank_messages(
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
         for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
             process_group, ranks, collective_kind, message_bytes = (
-                collective_message.group,
+                collective_message.process_group,
                 collective_message.ranks,
-                collective_message.kind,
+                collective_message.collective_kind,
                 collective_message.bytes,
             )
             messages.append(
@@ -197,9 +197,9 @@ def _chunks_of_rank(
     if layout.pp == 1:
         yield StageChunk(None, cached_rank_program(spec, layout, rank), micro_batches)
         return
-    pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
-    all_stages = list(stages(layout, layers))
-    rank_stages = [stage for stage in all_stages if stage.rank == pp]
+    pp, layer_count = layout.coordinates(rank).pp, spec.main.num_hidden_layers
+    all_stages = list(stages(layout, layer_count))
+    rank_stages = [stage for stage in all_stages if stage.pipeline_rank == pp]
     if layout.is_bidirectional:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
@@ -291,7 +291,7 @@ def _data_messages(
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(
+                yield from gradients.messages_of_group(
                     ReplicatedWeights(layout, stage_chunk, replicated_shards, replica_group, element_bytes)
                 )
 

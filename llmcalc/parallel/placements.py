@@ -67,18 +67,18 @@ SCANS = (
 class Collective(NamedTuple):
     """A collective operation or a point-to-point message of one rank.
 
-    node: the node of the model that causes it.
-    kind: the operation.
-    group: the group of ranks.
+    node_path: the node of the model that causes it.
+    collective_kind: the operation.
+    process_group: the group of ranks.
     ranks: size of the group.
     is_backward: whether it runs in the backward pass.
     bytes: bytes of the whole tensor for a collective, of the sent tensor for a send.
     repetitions: how often it runs in one pass of one micro-batch.
     """
 
-    node: str
-    kind: CollectiveKind
-    group: Group
+    node_path: str
+    collective_kind: CollectiveKind
+    process_group: Group
     ranks: int
     is_backward: bool
     bytes: Number
@@ -87,10 +87,10 @@ class Collective(NamedTuple):
     @property
     def wire_bytes(self) -> Number:
         """Bytes that a rank sends per operation in a ring: (n − 1)/n of the tensor, twice as many for an all-reduce."""
-        if self.kind == "send":
+        if self.collective_kind == "send":
             return self.bytes
         ring_bytes = self.bytes * (self.ranks - 1) // self.ranks
-        return 2 * ring_bytes if self.kind == "all_reduce" else ring_bytes
+        return 2 * ring_bytes if self.collective_kind == "all_reduce" else ring_bytes
 
 
 @dataclass

@@ -137,11 +137,11 @@ class RankModel(ModelSpec):
 class SelectedRank(NamedTuple):
     """The model of one rank, and the reason for counting this rank.
 
-    reason: the reason in words; empty if the user named the rank.
+    selection_reason: the reason in words; empty if the user named the rank.
     """
 
     model: RankModel
-    reason: str
+    selection_reason: str
 
     @property
     def layout(self) -> Layout:

@@ -33,19 +33,19 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 class PassAction(NamedTuple):
     """One pass of a micro-batch through a chunk on a rank.
 
-    kind: the kind of pass.
-    chunk: the index of the chunk on its rank.
+    pass_kind: the kind of pass.
+    chunk_index: the index of the chunk on its rank.
     micro_batch: the index of the micro-batch in the step.
     is_overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
     """
 
-    kind: Kind
-    chunk: int
+    pass_kind: Kind
+    chunk_index: int
     micro_batch: int
     is_overlapped: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind} of micro-batch {self.micro_batch} in chunk {self.chunk}"
+        return f"{self.pass_kind} of micro-batch {self.micro_batch} in chunk {self.chunk_index}"
 
 
 Order: TypeAlias = tuple[PassAction, ...]
@@ -366,8 +366,8 @@ class ActionSpan(NamedTuple):
     """An action with start and end time."""
 
     action: PassAction
-    start: float
-    end: float
+    start_time: float
+    end_time: float
 
 
 class Deadlock(ValueError):
@@ -391,12 +391,12 @@ class Timetable:
     @property
     def time(self) -> float:
         """The duration of the step, from the first action to the end of the last."""
-        return max(action_spans[-1].end for action_spans in self.spans_by_rank)
+        return max(action_spans[-1].end_time for action_spans in self.spans_by_rank)
 
     def busy_time(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
         action_spans = self.spans_by_rank[rank]
-        return sum(span.end - span.start for span in action_spans if not span.action.is_overlapped)
+        return sum(span.end_time - span.start_time for span in action_spans if not span.action.is_overlapped)
 
     @property
     def idle(self) -> float:
@@ -481,7 +481,7 @@ class _StepSimulation:
             end_time = start_time + (
                 self.costs.overlapped_duration()
                 if len(overlapped_actions) > 1
-                else self.durations[overlapped_actions[0].kind]
+                else self.durations[overlapped_actions[0].pass_kind]
             )
             self.free[rank] = end_time
             for action in overlapped_actions:
@@ -490,7 +490,7 @@ class _StepSimulation:
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
-        pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
+        pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass
         if pass_kind == "F":  # the output of the previous stage
@@ -507,15 +507,15 @@ class _StepSimulation:
 
     def finish(self, action: PassAction, rank: int, start_time: float, end_time: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
-        first_pass = self.first_pass[rank][action.chunk]
+        first_pass = self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
-        if (action.kind, pass_index) in self.ended:
+        if (action.pass_kind, pass_index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.kind, pass_index] = end_time
+        self.ended[action.pass_kind, pass_index] = end_time
         self.spans[rank].append(ActionSpan(action, start_time, end_time))
-        if action.kind == "W":
+        if action.pass_kind == "W":
             return
-        direction: Kind = "F" if action.kind == "F" else "B"
+        direction: Kind = "F" if action.pass_kind == "F" else "B"
         receiving_pass = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
         sends_result = False
         if 0 <= receiving_pass <= self.last_stage:

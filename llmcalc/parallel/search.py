@@ -89,12 +89,12 @@ def search_layouts(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
     if not tries_variants and (typed_layout := _typed_layout(layout_rules, layout_request)) is not None:
         layout_search = LayoutSearch()
-        _try_layout(layout_search, axes, layers, typed_layout, global_batch, micro_batch, layout_rules)
+        _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
         if layout_search.possible_layouts:
             return layout_search
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
@@ -124,19 +124,21 @@ def search_layouts(
                     layout_search.refusal_counts[NO_REPLICAS] += 1
                     continue
                 try:
-                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layers, layout_request)
+                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layer_count, layout_request)
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
                 for layout_of_stage in _zero_stage_variants(layout, layout_rules, layout_request):
-                    _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
+                    _try_layout(
+                        layout_search, axes, layer_count, layout_of_stage, global_batch, micro_batch, layout_rules
+                    )
         return layout_search
 
     if layout_rules.pipelines_on_request and not layout_request.has_pipeline_options:
         search_without_pipelines = search_stages([1])
         if search_without_pipelines.possible_layouts:
             return search_without_pipelines
-    return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
+    return search_stages(_sizes_to_try(layout_request.pp, devices, layer_count))
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
@@ -167,11 +169,11 @@ def _zero_stage_variants(
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with too many layers for a layout search."""
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    if layers > most_stages:
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    if layer_count > most_stages:
         raise InputError(
-            f"{layers:,} layers are too many for a search of layouts; expected at most {most_stages:,} (llmcalc memory "
-            "answers for one layout, such as --tp 8)"
+            f"{layer_count:,} layers are too many for a search of layouts; expected at most {most_stages:,} "
+            "(llmcalc memory answers for one layout, such as --tp 8)"
         )
 
 
@@ -325,7 +327,7 @@ def _layout_of_sizes(
 def _try_layout(
     layout_search: LayoutSearch,
     axes: Iterable[Axis],
-    layers: int,
+    layer_count: int,
     layout: Layout | None,
     global_batch: int,
     micro_batch: int,
@@ -341,7 +343,7 @@ def _try_layout(
     elif not divides_state_space_groups(axes, layout):
         refusal_reason = WIDTHS
     else:
-        refusal_reason = layout_refusal(axes, layout, layers, micro_batches)
+        refusal_reason = layout_refusal(axes, layout, layer_count, micro_batches)
     if not refusal_reason and not _fills_pipeline(layout, layout_rules, micro_batches):
         refusal_reason = ROUNDS
     if refusal_reason:
@@ -350,9 +352,9 @@ def _try_layout(
         layout_search.possible_layouts.append((layout, micro_batches))
 
 
-def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
+def even_stage_sizes(layer_count: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
-    layers_per_stage, remainder = divmod(layers, stage_count)
+    layers_per_stage, remainder = divmod(layer_count, stage_count)
     first_larger_stage = (stage_count - remainder) // 2
     return tuple(
         layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
@@ -360,10 +362,10 @@ def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     )
 
 
-def layout_refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
+def layout_refusal(axes: Iterable[Axis], layout: Layout, layer_count: int, micro_batches: int) -> str:
     """Returns the reason why a model cannot have a layout; empty if it can."""
     try:
-        layers_of_stages(layout, layers)
+        layers_of_stages(layout, layer_count)
     except InputError:
         return LAYERS
     rank_axes = RankAxes(layout, layout.coordinates(0))

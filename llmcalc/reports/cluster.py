@@ -325,9 +325,9 @@ def cluster_data(
         if cluster.messages is None
         else [
             {
-                "group": rank.group,
+                "group": rank.process_group,
                 "ranks": rank.ranks,
-                "kind": rank.kind,
+                "kind": rank.collective_kind,
                 "count": rank.count,
                 "buffer_bytes": rank.bytes,
                 "wire_bytes": rank.count * rank.wire_bytes,
@@ -347,7 +347,9 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per communication group and kind of message, in the order of the groups."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals_of_groups = totals_by_message.setdefault(
+            (message.process_group, message.ranks, message.collective_kind), [0, 0, 0]
+        )
         totals_of_groups[0] += message.count
         totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
         totals_of_groups[2] += message.count * message.wire_bytes
@@ -361,7 +363,9 @@ def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     layers_by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):
-        layers_by_rank.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+        layers_by_rank.setdefault(stage.pipeline_rank, []).append(
+            [stage.layers[0], stage.layers[-1]] if stage.layers else []
+        )
     return layers_by_rank
 
 

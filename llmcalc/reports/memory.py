@@ -322,7 +322,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
                 [
                     PHASE_NAMES[phase],
                     highest_point.bytes,
-                    highest_point.node or "the model",
+                    highest_point.module_path or "the model",
                     bars.timeline_bar(point_bytes, device.peak_bytes),
                 ]
             )
@@ -333,8 +333,10 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the points of modules without children in execution order."""
-    parent_names = {memory_point.node.rpartition(".")[0] for memory_point in memory_points}
+    parent_names = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
     for node_path in list(parent_names):
         while node_path := node_path.rpartition(".")[0]:
             parent_names.add(node_path)
-    return [point for point in memory_points if point.node and point.node not in parent_names] or memory_points
+    return [
+        point for point in memory_points if point.module_path and point.module_path not in parent_names
+    ] or memory_points

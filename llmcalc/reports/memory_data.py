@@ -149,10 +149,12 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "after_step_bytes": device.after_step_bytes,
         "reserved_bytes": device.reserved_bytes,
         "device_bytes": device.device_bytes,
-        "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
+        "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.module_path},
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
-        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
+        "timeline": [
+            {"phase": point.phase, "node": point.module_path, "bytes": point.bytes} for point in device.timeline
+        ],
         "terms": [
             {
                 "name": memory_term.name,

@@ -46,7 +46,7 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
     present_kinds = {
-        action.kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
+        action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
     }
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
@@ -153,7 +153,7 @@ class TimetableChart(NamedTuple):
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.pass_durations.duration(action.kind)
+            timetable.pass_durations.duration(action.pass_kind)
             for actions in timetable.pipeline.actions_by_rank
             for action in actions
         )
@@ -177,10 +177,10 @@ class TimetableChart(NamedTuple):
         return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, window) for window in self.windows)
 
     def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, window: range) -> str:
-        name_width = round(self.scale * min(pass_span.end - pass_span.start for pass_span in rank_spans))
+        name_width = round(self.scale * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans))
         line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
-            rank_spans, key=lambda pass_span: pass_span.action.chunk == model_chunk
+            rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
@@ -217,7 +217,9 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
                 "rank": rank,
                 "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans_by_rank[rank]],
+                "actions": [
+                    [*span.action[:3], span.start_time, span.end_time] for span in timetable.spans_by_rank[rank]
+                ],
             }
             for rank in range(pipeline.ranks)
         ],

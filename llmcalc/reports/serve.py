@@ -150,10 +150,10 @@ def load_text(serve_study: ServeStudy) -> str:
     latency_limits, requests = serve_study.limits, serve_study.requests
     if serve_study.trace is not None:
         user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration_text(serve_study.trace.span)}"
-        return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
+        return f"{user_count}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
-    return f"{load_words} of {requests.input:,} + {requests.output:,} tokens"
+    return f"{load_words} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
 
 
 def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
@@ -181,7 +181,7 @@ def _subtitle_text(serve_study: ServeStudy) -> str:
     ttft_text = ttft_text if serve_study.trace is None else "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
-    cached_tokens = serve_study.requests.cached
+    cached_tokens = serve_study.requests.cached_tokens
     return ", ".join(
         [
             f"{serve_study.engine.title} {serve_study.version.version}",
@@ -391,7 +391,7 @@ def _disaggregation_text(group: DisaggregatedServer) -> str:
 def speculation_text(speculation: Speculation) -> str:
     """Writes the draft model of speculative decoding, and the tokens per step."""
     return (
-        f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
+        f"{plural(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
         "never measured"
     )
@@ -403,7 +403,7 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     if speculation is None:
         return None
     return {
-        "tokens": speculation.tokens,
+        "tokens": speculation.drafted_tokens,
         "acceptance": speculation.acceptance,
         "tokens_per_step": round_to_digits(speculation.tokens_per_step),
     }
@@ -462,7 +462,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "model": model_data(serve_study.preset),
         "hardware": serve_study.hardware.name,
         "engine": {"name": serve_study.engine.name, "version": serve_study.version.version},
-        "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
+        "requests": {
+            "input": requests.input_tokens,
+            "output": requests.output_tokens,
+            "cached": requests.cached_tokens,
+        },
         "limits": {**vars(latency_limits)},
         "trace": _trace_data(serve_study),
         "speculation": _speculation_data(serve_study),

@@ -101,7 +101,7 @@ def counted_rank_notes(rank_share: SelectedRank | None, *notes: str) -> list[str
     """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if rank_share is None:
         return []
-    return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
+    return [f"rank {rank_share.rank:,} is {rank_share.selection_reason}" if rank_share.selection_reason else "", *notes]
 
 
 def replicated_parameters_text(copied_params: dict[str, Number]) -> str:

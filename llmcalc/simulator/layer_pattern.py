@@ -16,7 +16,9 @@ def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
         (layer_kind,) = layer_scopes
         layer_indices = layer_kind.about.get("indices")
         return [layer_kind] * (layer_kind.about["repeat"] if layer_indices is None else len(layer_indices))
-    kinds_by_index = {kind_layer_index: kind for kind in layer_scopes for kind_layer_index in kind.about["indices"]}
+    kinds_by_index = {
+        kind_layer_index: kind_scope for kind_scope in layer_scopes for kind_layer_index in kind_scope.about["indices"]
+    }
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 

@@ -176,7 +176,11 @@ class Lowering(ProgramLowering):
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
-        return {name: tensor for name, tensor in self.memo.items() if self.carries_tensors and name[0] == CARRIED}
+        return {
+            memo_key: tensor
+            for memo_key, tensor in self.memo.items()
+            if self.carries_tensors and memo_key[0] == CARRIED
+        }
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""

@@ -107,4 +107,8 @@ class ParameterTensors(ValueTensors):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """Returns every trained parameter once with its path."""
-        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
+        return [
+            (parameter_key, weight)
+            for parameter_key, weight in self.weights.items()
+            if weight.leaf and parameter_key[0] != ""
+        ]

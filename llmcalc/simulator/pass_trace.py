@@ -60,10 +60,10 @@ class OutputTensor(NamedTuple):
 class PassTrace:
     """The memory events of a forward or backward pass, with bytes relative to the pass's start.
 
-    steps: the allocator's steps; storages are numbered in the pass.
+    allocator_steps: the allocator's steps; storages are numbered in the pass.
     storage_count: the number of storages.
     releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
-    bytes, bytes_by_kind: bytes after the pass, and the same by kind.
+    final_bytes, bytes_by_kind: bytes after the pass, and the same by kind.
     peak_bytes: the peak of the pass.
     place_peaks: the peak at each place.
     kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
@@ -73,10 +73,10 @@ class PassTrace:
     input_kind: the kind under which the pass's input is counted from the pass on; None if it does not change.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    allocator_steps: list[Step] = field(default_factory=list)
     storage_count: int = 0
     releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
-    bytes: int = 0
+    final_bytes: int = 0
     bytes_by_kind: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
     place_peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)

@@ -309,10 +309,15 @@ class TraceReader:
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
-        place = self._start_place(recorded_pass)
-        sizes, memory_kinds, origins, pass_id = self.sizes, self.kinds, self.origins, recorded_pass.pass_id
-        pass_trace, storage_numbers = PassTrace(start_place=place), dict[int, int]()
-        steps, storage_releases = pass_trace.steps, pass_trace.releases_of_other_passes
+        current_place = self._start_place(recorded_pass)
+        bytes_of_storages, memory_kinds, allocating_passes, pass_id = (
+            self.sizes,
+            self.kinds,
+            self.origins,
+            recorded_pass.pass_id,
+        )
+        pass_trace, storage_numbers = PassTrace(start_place=current_place), dict[int, int]()
+        allocator_steps, storage_releases = pass_trace.allocator_steps, pass_trace.releases_of_other_passes
         bytes_by_kind: dict[str, int] = {}
         peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}  # of places, stored once they are final
         live_bytes = pass_peak = 0
@@ -324,12 +329,12 @@ class TraceReader:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
                 number_in_pass = len(storage_numbers)
-                origins[storage_number] = pass_id, number_in_pass
+                allocating_passes[storage_number] = pass_id, number_in_pass
                 storage_numbers[storage_number] = number_in_pass
-                sizes[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
+                bytes_of_storages[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    steps.append(encode_allocation(number_in_pass, storage_bytes))
+                    allocator_steps.append(encode_allocation(number_in_pass, storage_bytes))
                     live_bytes += storage_bytes
                     if live_bytes > place_peak:
                         place_peak, is_rising = live_bytes, True
@@ -338,26 +343,28 @@ class TraceReader:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
+                storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
                     if released_number is None:
-                        other_pass_id, number_in_other_pass = origins[storage_number]
-                        storage_releases.setdefault(other_pass_id, []).append((len(steps), number_in_other_pass))
-                    steps.append((released_number or 0, 0))  # `encode_release`
+                        other_pass_id, number_in_other_pass = allocating_passes[storage_number]
+                        storage_releases.setdefault(other_pass_id, []).append(
+                            (len(allocator_steps), number_in_other_pass)
+                        )
+                    allocator_steps.append((released_number or 0, 0))  # `encode_release`
                 if is_rising:
-                    peaks[place], is_rising = (place_peak, bytes_by_kind.copy()), False
+                    peaks[current_place], is_rising = (place_peak, bytes_by_kind.copy()), False
                 if kinds_at_first_release is None:
                     kinds_at_first_release = bytes_by_kind.copy()
                 live_bytes -= storage_bytes
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
             elif nbytes == PLACED:
-                if storage_number != place:
+                if storage_number != current_place:
                     if is_rising:
-                        peaks[place] = place_peak, bytes_by_kind.copy()
+                        peaks[current_place] = place_peak, bytes_by_kind.copy()
                     if kinds_at_first_release is None:
                         kinds_at_first_release = bytes_by_kind.copy()
-                    place = storage_number
-                    place_peak = peaks[place][0] if place in peaks else NO_PEAK
+                    current_place = storage_number
+                    place_peak = peaks[current_place][0] if current_place in peaks else NO_PEAK
                     is_rising = live_bytes > place_peak
                     place_peak = max(place_peak, live_bytes)
             elif nbytes == KEPT:
@@ -365,18 +372,18 @@ class TraceReader:
                     pass_trace.input_kind = event_detail
                 else:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
+                storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
                 memory_kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                steps.append(encode_stream_switch(event_detail))
+                allocator_steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeatingError
         if is_rising:
-            peaks[place] = place_peak, bytes_by_kind.copy()
-        pass_trace.ends_at_peak, pass_trace.end_place = is_rising, place
-        pass_trace.storage_count, pass_trace.bytes, pass_trace.bytes_by_kind = (
+            peaks[current_place] = place_peak, bytes_by_kind.copy()
+        pass_trace.ends_at_peak, pass_trace.end_place = is_rising, current_place
+        pass_trace.storage_count, pass_trace.final_bytes, pass_trace.bytes_by_kind = (
             len(storage_numbers),
             live_bytes,
             bytes_by_kind,

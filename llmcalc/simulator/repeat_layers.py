@@ -173,7 +173,7 @@ class RepeatAnalysis:
         for layer_sweep in layer_sweeps:
             repeat_pairs = zip(layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2], strict=True)
             layer_sweep.inner_events = [
-                self._event_of_inner_repeats(layer_sweep.stack_index, *pair) for pair in repeat_pairs
+                self._event_of_inner_repeats(layer_sweep.stack_index, *event_pair) for event_pair in repeat_pairs
             ]
         self._check_outer_repeats()
 

@@ -86,7 +86,7 @@ class EventMeter(Meter):
         first_storage_number = self.count
         self.count += pass_trace.storage_count
         self.end_step_list()
-        allocator_steps = pass_trace.steps
+        allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
             for (
@@ -151,7 +151,7 @@ class EventMeter(Meter):
                     )
                     is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_at_peak)
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
-        self.now += pass_trace.bytes
+        self.now += pass_trace.final_bytes
         self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.bytes_by_kind)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 

@@ -58,7 +58,7 @@ class ReplayResult:
         phases: Sequence[str] = PHASES,
     ) -> None:
         """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
-        self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
+        self.peaks = {peak_place: peak for peak_place, peak in second_step_peaks.items() if peak_place.phase in phases}
         step_place = AllocationPlace("step")
         if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:
             self.peaks[step_place] = first_step_peaks[step_place]

@@ -156,7 +156,11 @@ def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shap
         strides_of_first = operands[0][1]
         if all(strides == strides_of_first for _, strides in operands) and is_dense(shape, strides_of_first):
             return strides_of_first
-    if not all(isinstance(number, int) for operand_shape, strides in operands for number in (*operand_shape, *strides)):
+    if not all(
+        isinstance(size_or_stride, int)
+        for operand_shape, strides in operands
+        for size_or_stride in (*operand_shape, *strides)
+    ):
         dense_operand_strides = [
             strides
             for operand_shape, strides in operands

@@ -62,7 +62,8 @@ class VisitMeter(Meter):
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits
+            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
+            for visit_place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
 
@@ -114,10 +115,12 @@ class PassVisits(NamedTuple):
         added_bytes = later_part[0].peak_bytes - earlier_part[0].peak_bytes
         expected_part = [
             (
-                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                visit_place
+                if visit_place.layer_index < 0
+                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for place, peak_bytes, _ in earlier_part
+            for visit_place, peak_bytes, _ in earlier_part
         ]
         return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
 

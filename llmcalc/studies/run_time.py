@@ -328,19 +328,19 @@ class TrainingTimes:
             run_count += step_plan.recompute * (not is_skipped) + operation.is_recomputed(
                 step_plan.recompute_core, step_plan.recompute_nodes
             )
-        return float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index) * run_count)
+        return float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index) * run_count)
 
     def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         if step_plan.tp == 1:
             return 0.0
-        pass_work = timed_pass.work
+        pass_work = timed_pass.rank_work
         layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
-        for layer in range(len(timed_pass.work.layer_kinds)):
+        for layer in range(len(timed_pass.rank_work.layer_kinds)):
             skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
             for is_backward, run_count, skipped in (
                 (False, 1.0, 0.0),
@@ -349,7 +349,7 @@ class TrainingTimes:
             ):
                 kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
+                seconds += float(timed_pass.rank_work.count(layer) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -559,7 +559,7 @@ def time_inference(
     time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)
     timed_operations = tuple(
-        (float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index)), operation)
+        (float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index)), operation)
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )
@@ -588,9 +588,9 @@ def time_inference(
         ),
         part_seconds,
         timed_operations,
-        tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
+        tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
-        resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].work),
+        resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].rank_work),
         seconds_on=lambda device, time_stack: float(pass_on(device, time_stack).seconds),
     )
 

@@ -264,7 +264,7 @@ class ServeStudy:
             layout_flags = (
                 None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
             )
-            if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
+            if self.speculation is not None and self.speculation.draft_model is not None and layout_sizes.pp > 1:
                 rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
             if layout_flags is None:

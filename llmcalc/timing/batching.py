@@ -61,42 +61,42 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 class RequestSizes:
     """The sizes of equal requests: tokens of prompt and answer.
 
-    input, output: tokens of a prompt and of an answer.
-    cached: tokens of the prompt that an earlier request left in the cache; default 0.
+    input_tokens, output_tokens: tokens of a prompt and of an answer.
+    cached_tokens: tokens of the prompt that an earlier request left in the cache; default 0.
     """
 
-    input: int
-    output: int
-    cached: int = 0
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int:
         """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
-        return max(1, self.input - self.cached)
+        return max(1, self.input_tokens - self.cached_tokens)
 
     @property
     def mean_context(self) -> int:
         """The mean number of cached tokens of a sequence during its answer."""
-        return self.input + self.output // 2
+        return self.input_tokens + self.output_tokens // 2
 
     @property
     def total_tokens(self) -> int:
         """The number of tokens of a sequence at the end of its answer."""
-        return self.input + self.output
+        return self.input_tokens + self.output_tokens
 
 
 @frozen
 class LoadLatencies:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
-    concurrency: number of requests. output: tokens of an answer.
+    concurrency: number of requests. output_tokens: tokens of an answer.
     ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
     ttft_of_burst: the mean of the same where all requests arrive at once, as equal ones in a benchmark do.
     tpot: seconds of each further token.
     """
 
     concurrency: float
-    output: int
+    output_tokens: int
     ttft: float
     tpot: float
     ttft_of_burst: float
@@ -104,7 +104,7 @@ class LoadLatencies:
     @property
     def end_to_end_seconds(self) -> float:
         """The seconds of a request from arrival to last token."""
-        return self.ttft + (self.output - 1) * self.tpot
+        return self.ttft + (self.output_tokens - 1) * self.tpot
 
     @property
     def requests_per_second(self) -> float:
@@ -114,7 +114,7 @@ class LoadLatencies:
     @property
     def output_tokens_per_second(self) -> float:
         """The number of output tokens per second, of all requests."""
-        return self.output * self.requests_per_second
+        return self.output_tokens * self.requests_per_second
 
 
 @frozen
@@ -150,12 +150,12 @@ class Replica:
     @property
     def tokens_of_sequence(self) -> int:
         """The number of tokens per sequence that a decoding step computes: one, plus the drafted tokens."""
-        return 1 if self.speculation is None else 1 + self.speculation.tokens
+        return 1 if self.speculation is None else 1 + self.speculation.drafted_tokens
 
     @property
     def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
-        return (self.requests.output - 1) / self.tokens_per_step
+        return (self.requests.output_tokens - 1) / self.tokens_per_step
 
     @property
     def steps_ahead(self) -> int:
@@ -215,7 +215,7 @@ class Replica:
         """
         whole_prompts, request_sizes = _int_if_whole(prompt_count), self.requests
         if whole_prompts not in self._timed_prompts:
-            cached_tokens = min(request_sizes.cached, request_sizes.input - 1)
+            cached_tokens = min(request_sizes.cached_tokens, request_sizes.input_tokens - 1)
             self._timed_prompts[whole_prompts] = self.prompt_pass(
                 whole_prompts, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
@@ -297,7 +297,7 @@ class Replica:
             return partial_load
         return LoadLatencies(
             concurrency,
-            partial_load.output,
+            partial_load.output_tokens,
             partial_load.ttft + waiting_seconds,
             partial_load.tpot,
             max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
@@ -310,7 +310,9 @@ class Replica:
         step_seconds = float(token_pass.seconds)
         if not other_requests:
             tpot = step_seconds / self.tokens_per_step
-            return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
+            return LoadLatencies(
+                concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds
+            )
         token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
         uncaptured_share = self.uncaptured_share(concurrency)
@@ -353,7 +355,7 @@ class Replica:
         burst_wait = (other_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
-        return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
+        return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst)
 
 
 def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
@@ -363,7 +365,7 @@ def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
     """
     timed_pass = token_pass.timed_passes[0]
     return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
-        float(operation.runs_per_layer * timed_pass.work.count(operation.layer_kind_index))
+        float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index))
         * _operation_seconds_added(operation)
         for operation in timed_pass.operations
     )

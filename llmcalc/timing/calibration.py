@@ -299,24 +299,25 @@ Such a change lowers the median error of other runs of the source more often tha
 class Calibration:
     """The fitted factors of a calibration, with errors before and after the fit.
 
-    runs: number of measured runs.
-    before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
-    fitted: the factors. refused: why they are not used; empty where they are.
+    run_count: number of measured runs.
+    errors_without_fit, errors_with_fit: errors without and with the fit. left_out_errors: of each run, estimated by a
+    fit of all others.
+    fitted_factors: the factors. refusal_reason: why they are not used; empty where they are.
     is_proved: whether runs that are left out are estimated clearly better; else the factors are near 1.
     """
 
-    runs: int
-    before: ErrorStatistics
-    after: ErrorStatistics
-    left_out: ErrorStatistics
-    fitted: CalibrationFactors
-    refused: str
+    run_count: int
+    errors_without_fit: ErrorStatistics
+    errors_with_fit: ErrorStatistics
+    left_out_errors: ErrorStatistics
+    fitted_factors: CalibrationFactors
+    refusal_reason: str
     is_proved: bool
 
     @property
     def factors(self) -> CalibrationFactors:
         """The factors in use: the fitted factors, or all 1 if the fit is refused."""
-        return UNCHANGED if self.refused else self.fitted
+        return UNCHANGED if self.refusal_reason else self.fitted_factors
 
 
 def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:

@@ -88,7 +88,7 @@ class DisaggregatedServer:
     def sent_bytes(self) -> float:
         """The bytes of a prompt's cache on one device."""
         replica = self.replica
-        layout, cached_length = replica.layout, replica.requests.input
+        layout, cached_length = replica.layout, replica.requests.input_tokens
         prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
         return float(prompt_work.cache_elements) * replica.number_formats.cache_bits / 8 / layout.pp
 
@@ -111,7 +111,7 @@ class DisaggregatedServer:
 
     def _decoded_requests_per_second(self, sequences: float) -> float:
         """Returns the completed requests per second of one decoding replica."""
-        return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
+        return sequences / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
         return min(
@@ -121,7 +121,7 @@ class DisaggregatedServer:
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
-        output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
+        output_tokens, first_token_seconds = self.replica.requests.output_tokens, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)

@@ -45,11 +45,11 @@ def forward_pass(
     graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
-        prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
+        prompt_batches = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
         share_of_turns = (prompt_batches + pp - 1) / (prompt_batches * pp)
         kernel_seconds *= share_of_turns
         timed_pass = timed_pass.scaled(share_of_turns)
-    hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
+    hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
     if time_stack.hides_host and is_decoding and are_equal(pp, 1):
@@ -70,7 +70,7 @@ def _launched_seconds(
     """
     prompt_launch_seconds = 0.0 if is_decoding else time_stack.host_prompt_kernel
     launches = timed_pass.launches(
-        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
+        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.product_format in NARROW_FORMATS
     )
     return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
 

@@ -157,16 +157,16 @@ class StepTime:
 class LayerCosts(NamedTuple):
     """Seconds and parameters of a micro-batch per kind of layer, with the recomputed forward pass listed separately.
 
-    both_passes, repeated_passes: seconds of both passes, and of a forward pass that runs again, per kind.
+    both_passes_seconds, repeated_pass_seconds: seconds of both passes, and of a forward pass that runs again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
     dense_params, expert_params: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
     adapter_params: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
-    kinds: tuple[LayerKind, ...]
-    both_passes: list[Number]
-    repeated_passes: list[Number]
+    layer_kinds: tuple[LayerKind, ...]
+    both_passes_seconds: list[Number]
+    repeated_pass_seconds: list[Number]
     start_seconds: Number
     head_seconds: Number
     dense_params: list[Number]
@@ -181,7 +181,7 @@ class LayerCosts(NamedTuple):
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
-            self.kinds,
+            self.layer_kinds,
             *(
                 list(map(amount_at_index, layer_values))
                 if isinstance(layer_values, list)
@@ -196,7 +196,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
 
     Raises `InputError` for a recomputed module that no layer has.
     """
-    pass_work = timed_pass.work
+    pass_work = timed_pass.rank_work
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
@@ -287,7 +287,7 @@ class PipelineRanks(NamedTuple):
 
     slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
     dense_params, expert_params: parameters of the rank that has most of each.
-    layers: layers of a rank, on average.
+    mean_layers: layers of a rank, on average.
     adapter_params: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
@@ -295,7 +295,7 @@ class PipelineRanks(NamedTuple):
     mean_seconds: Number
     dense_params: Number
     expert_params: Number
-    layers: Number
+    mean_layers: Number
     adapter_params: Number | None = None
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
@@ -308,10 +308,12 @@ def pipeline_ranks(
     costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
-    layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
+    layers = rank_layers(costs.layer_kinds, pp, vpp, stage_sizes)
     seconds = [
         both_pass_seconds + recompute * repeated_seconds
-        for both_pass_seconds, repeated_seconds in zip(costs.both_passes, costs.repeated_passes, strict=True)
+        for both_pass_seconds, repeated_seconds in zip(
+            costs.both_passes_seconds, costs.repeated_pass_seconds, strict=True
+        )
     ]
     ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds
@@ -444,7 +446,7 @@ def _data_parallel_seconds(
             step_plan.tp,
             ranks.dense_params,
             trained_params,
-            ranks.layers,
+            ranks.mean_layers,
         ),
         _data_group_seconds(
             step_plan,
@@ -454,7 +456,7 @@ def _data_parallel_seconds(
             step_plan.expert_shards,
             experts,
             trained_experts,
-            ranks.layers,
+            ranks.mean_layers,
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))

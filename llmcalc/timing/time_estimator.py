@@ -87,14 +87,14 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 class NumberFormats:
     """Number formats of a run.
 
-    dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
+    product_format: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.
     head_bits: bits of an element of the head and of routers; None (default) for 16 at least, or for `weight_bits` if
         the kernel decodes weights.
     has_block_scales: whether weights in 8 bits have a scale for each block of rows and columns; default false.
     """
 
-    dtype: str = "bf16"
+    product_format: str = "bf16"
     weight_bits: float = 16.0
     cache_bits: float = 16.0
     head_bits: float | None = None
@@ -188,7 +188,7 @@ class TimedPass:
     host_launch: times the seconds of a launch that the accelerator's host needs.
     """
 
-    work: RankWork
+    rank_work: RankWork
     operations: list[TimedOperation]
     host_launch: float = 1.0
 
@@ -238,7 +238,7 @@ class TimedPass:
         """
         return sum(
             kernel.runs_per_layer * kernel_counts.get(kernel.verb, kernel.launches)[is_backward]
-            for kernel in self.work.kernels
+            for kernel in self.rank_work.kernels
             if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
 
@@ -246,7 +246,7 @@ class TimedPass:
         """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]
-            for kernel in self.work.kernels
+            for kernel in self.rank_work.kernels
             if kernel.layer_kind_index == layer
             and kernel.kind == "experts"
             and not _is_captured(kernel, captured_modules)
@@ -257,13 +257,13 @@ class TimedPass:
 
         operation_counts: of a product and, with sequence parallelism, of a norm.
         """
-        rank_pass = self.work.rank_pass
+        rank_pass = self.rank_work.rank_pass
         if not operation_counts or rank_pass.tp == 1:
             return 0
         divided_kinds = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
             kernel.runs_per_layer * operation_counts[divided_kind][is_backward]
-            for kernel in self.work.kernels
+            for kernel in self.rank_work.kernels
             for divided_kind in divided_kinds
             if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.verb)
         )
@@ -272,7 +272,7 @@ class TimedPass:
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(
-            operation.runs_per_layer * self.work.count(operation.layer_kind_index) * operation.seconds
+            operation.runs_per_layer * self.rank_work.count(operation.layer_kind_index) * operation.seconds
             for operation in self.operations
         )
 
@@ -283,24 +283,24 @@ class TimedPass:
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
             0 (default) for none.
         """
-        layers = {kernel.layer_kind_index for kernel in self.work.kernels}
+        layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
         kernel_count = sum(
-            self.work.count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+            self.rank_work.count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
         )
         if casts_inputs:
             kernel_count += sum(
-                kernel.runs_per_layer * kernel.launches[0] * self.work.count(kernel.layer_kind_index)
-                for kernel in self.work.kernels
+                kernel.runs_per_layer * kernel.launches[0] * self.rank_work.count(kernel.layer_kind_index)
+                for kernel in self.rank_work.kernels
                 if kernel.kind in ("product", "experts") and not kernel.in_16_bits
             )
         if not graph_tokens:
             return kernel_count
         split_count = sum(
-            kernel.runs_per_layer * self.work.count(kernel.layer_kind_index)
-            for kernel in self.work.kernels
+            kernel.runs_per_layer * self.rank_work.count(kernel.layer_kind_index)
+            for kernel in self.rank_work.kernels
             if kernel.kind in GRAPH_SPLITS
         )
-        return choose(self.work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
+        return choose(self.rank_work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
 
 
 @frozen
@@ -357,7 +357,7 @@ class TimeEstimator:
             message_count = message.repetitions
             timed_operations.append(
                 TimedOperation(
-                    message.node,
+                    message.node_path,
                     self._collective_kind(layer_message),
                     layer,
                     message_count,
@@ -449,7 +449,7 @@ class TimeEstimator:
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(read_before)
             return
-        dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
+        dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
@@ -570,7 +570,11 @@ class TimeEstimator:
 
     def _inference_format(self, kernel: Kernel) -> str:
         """Returns the number format in which an inference run computes a product."""
-        return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
+        return (
+            "bf16"
+            if kernel.in_16_bits and self.formats.product_format not in (QUANTIZED, "fp32")
+            else self.formats.product_format
+        )
 
     def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
         """Returns the bytes of weights that a pass reads.
@@ -579,7 +583,7 @@ class TimeEstimator:
         """
         bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_format_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
+            wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
             bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
         return elements * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
@@ -743,7 +747,7 @@ class TimeEstimator:
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
-        if message.group != "ep" or message.is_backward or not self.stack.exchange_wait:
+        if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
@@ -751,39 +755,39 @@ class TimeEstimator:
     def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
         """Returns the kind of a message; training that gathers tokens all-gathers them and reduce-scatters the sums."""
         message = layer_message.collective
-        is_exchange = message.group == "ep" and message.kind == "all_to_all"
+        is_exchange = message.process_group == "ep" and message.collective_kind == "all_to_all"
         if not (is_exchange and self.is_training and self.stack.gathers_tokens):
-            return message.kind
+            return message.collective_kind
         return "all_gather" if layer_message.is_dispatch != message.is_backward else "reduce_scatter"
 
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
         message = layer_message.collective
         device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
-        exposed_share = 1 - self.stack.hidden_share(message.group, message.kind)
-        if message.group == "ep" and message.kind != "all_to_all":
-            is_cast = message.kind == "all_gather" and self.stack.gathers_casts
-            byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
+        exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
+        if message.process_group == "ep" and message.collective_kind != "all_to_all":
+            is_cast = message.collective_kind == "all_gather" and self.stack.gathers_casts
+            byte_share = BYTES.get(self.formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
-                message.kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
+                message.collective_kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
             )
         collective_kind = self._collective_kind(layer_message)
-        if message.group == "ep" and collective_kind != "all_to_all":
+        if message.process_group == "ep" and collective_kind != "all_to_all":
             gathered_bytes = message_bytes * message.ranks / layer_message.copies_per_token
             return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
-        if message.group == "ep":
+        if message.process_group == "ep":
             return exposed_share * device.message_seconds(
-                message.kind, message.ranks, message_bytes * self._exchanged_byte_share(layer_message)
+                message.collective_kind, message.ranks, message_bytes * self._exchanged_byte_share(layer_message)
             )
-        if message.group == "cp":
-            ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
+        if message.process_group == "cp":
+            ranks = minimum(message.ranks, 2) if message.collective_kind == "send" else message.ranks
             rank_stride = choose(
                 message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
             )
-            return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, rank_stride)
+            return RING_EXPOSED * device.message_seconds(message.collective_kind, ranks, message_bytes, rank_stride)
         return exposed_share * device.message_seconds(
-            message.kind, message.ranks, message_bytes, latency=self.stack.latency
+            message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
 
     def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:
@@ -796,7 +800,7 @@ class TimeEstimator:
         """
         ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
         share_of_16_bits = (
-            0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+            0.5 if layer_message.is_dispatch and self.formats.product_format == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits

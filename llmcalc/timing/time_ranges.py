@@ -133,8 +133,8 @@ class RangedAmount(NamedTuple):
 class TimeRange:
     """An estimate in seconds, with range and class.
 
-    phase, device, stack: of the class. untested: what of the run was never measured; empty for its device alone.
-    tested: the class; None for a device or a stack without one, which has the widest range.
+    phase, device, stack: of the class. untested_reason: what of the run was never measured; empty for its device alone.
+    tested_class: the class; None for a device or a stack without one, which has the widest range.
     """
 
     estimate: Number
@@ -143,8 +143,8 @@ class TimeRange:
     phase: str
     device: str
     stack: str
-    tested: TestedClass | None
-    untested: str = ""
+    tested_class: TestedClass | None
+    untested_reason: str = ""
 
     @property
     def amount(self) -> RangedAmount:
@@ -153,7 +153,7 @@ class TimeRange:
 
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
-        tested_class = self.tested
+        tested_class = self.tested_class
         return {
             "phase": self.phase,
             "device": self.device,

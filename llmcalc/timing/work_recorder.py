@@ -379,14 +379,14 @@ class WorkRecorder(PlacementTracker):
 
     def _with_group_size(self, message: Collective) -> Collective:
         """Returns the message with the pass's group size instead of the recorded `MEASURED_RANKS` ranks."""
-        if message.group == "ep":
+        if message.process_group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
-        if message.group != "cp":
+        if message.process_group != "cp":
             return message
         ranks = self.rank_pass.cp
-        if message.kind == "send":  # a ring has one send fewer than ranks
+        if message.collective_kind == "send":  # a ring has one send fewer than ranks
             return message._replace(ranks=ranks, repetitions=message.repetitions * (ranks - 1) // (MEASURED_RANKS - 1))
-        if message.kind == "all_to_all":
+        if message.collective_kind == "all_to_all":
             return message._replace(ranks=ranks)
         return message._replace(ranks=ranks, bytes=message.bytes * ranks // MEASURED_RANKS)
 
@@ -449,7 +449,7 @@ class WorkRecorder(PlacementTracker):
             flops=(flops, (0 if is_frozen else flops) + gradient_flops if self.has_gradient else 0),
             launches=(0, 0) if shares_input else (1, 1 if is_frozen else 2 + extra_launches),
             in_16_bits=is_in_16_bits,
-            frozen=is_frozen,
+            is_frozen=is_frozen,
             ends_layer=operation is self.last_product,
         )
         if self.rank_pass.adapters is None:
@@ -505,7 +505,7 @@ class WorkRecorder(PlacementTracker):
         is_frozen = self.rank_pass.adapters is not None
         gradients = flops if is_frozen else 2 * flops
         self._add_kernel(
-            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=is_frozen
+            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), is_frozen=is_frozen
         )
 
     def _lower_per_group(self, operation: Step) -> None:
@@ -522,7 +522,7 @@ class WorkRecorder(PlacementTracker):
             k=exact_div(weight_elements, y.width),
             weight_elements=weight_elements,
             flops=(flops, rank_share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
-            frozen=self.rank_pass.adapters is not None,
+            is_frozen=self.rank_pass.adapters is not None,
         )
 
     _lower_blocks = _lower_per_group
@@ -541,7 +541,7 @@ class WorkRecorder(PlacementTracker):
             weight_elements=x.width * y.width,
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
-            frozen=self.rank_pass.adapters is not None,
+            is_frozen=self.rank_pass.adapters is not None,
             experts=rank_share(experts, ep),
             selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(row_count * ep, top_k),
@@ -585,9 +585,11 @@ class WorkRecorder(PlacementTracker):
             k=op.v_dim,
             heads=op.heads,
             kv_heads=getattr(operation.options.get("kv_heads"), "size", 1),
-            dim=op.qk_dim,
-            keys=minimum(key_count, key_limits[0]) if key_limits else key_count,
-            padding=maximum(1, self.rank_pass.padded_sparse_heads / op.heads) if op.selected is not None else 1,
+            key_width=op.qk_dim,
+            keys_per_query=minimum(key_count, key_limits[0]) if key_limits else key_count,
+            head_padding_ratio=maximum(1, self.rank_pass.padded_sparse_heads / op.heads)
+            if op.selected is not None
+            else 1,
         )
 
     @property
@@ -624,8 +626,8 @@ class WorkRecorder(PlacementTracker):
             n=key_count,
             k=op.qk_dim,
             heads=op.heads,
-            dim=op.qk_dim,
-            keys=key_count if op.window is None else minimum(key_count, op.window),
+            key_width=op.qk_dim,
+            keys_per_query=key_count if op.window is None else minimum(key_count, op.window),
         )
 
     def _lower_table(self, operation: Step) -> None:

@@ -32,7 +32,7 @@ SERVERS = ("infer_kv_bytes", "infer_kv_bytes_per_token", "infer_mem_breakdown")
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
-A100 = CudaRuntime(workspace_bytes=WORKSPACE, gpu="A100")
+A100 = CudaRuntime(workspace_bytes=WORKSPACE, gpu_name="A100")
 A100_40GB = 40 * GIB
 
 

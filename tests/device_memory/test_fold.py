@@ -98,6 +98,6 @@ def test_of_thousands_of_layers_a_timeline_lists_some() -> None:
         for n in (100, 100_000)
     )
     assert len(many.timeline) < 12 * len(few.timeline)
-    nodes = [point.node for point in many.timeline]
+    nodes = [point.module_path for point in many.timeline]
     assert {"layers.0", "layers.99999"} <= set(nodes)
     assert many.peak_at in many.timeline

@@ -67,9 +67,13 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
 RUNTIMES = (
     CudaRuntime(),
     CudaRuntime(
-        workspace_bytes=WORKSPACE, context_bytes=384 << 20, gpu="V100-32GB", compute_capability=70, multiprocessors=80
+        workspace_bytes=WORKSPACE,
+        context_bytes=384 << 20,
+        gpu_name="V100-32GB",
+        compute_capability=70,
+        multiprocessors=80,
     ),
-    CudaRuntime(workspace_bytes=0, context_bytes=0, gpu="M3-ULTRA"),
+    CudaRuntime(workspace_bytes=0, context_bytes=0, gpu_name="M3-ULTRA"),
 )
 """An H100, a GPU with smaller workspaces and other kernels of sdpa, and an accelerator without workspaces."""
 
@@ -186,7 +190,8 @@ def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> Non
 def test_layers_have_their_numbers_in_the_model() -> None:
     cluster = memory_of(tiny(), Layout(pp=2), phase="prefill", seq=64)
     first, last = (
-        {point.node.split(".")[1] for point in one.device.timeline if "." in point.node} for one in cluster.by_rank
+        {point.module_path.split(".")[1] for point in one.device.timeline if "." in point.module_path}
+        for one in cluster.by_rank
     )
     assert (first, last) == ({"0", "1"}, {"2", "3"})
 

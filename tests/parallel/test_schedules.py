@@ -93,13 +93,15 @@ def test_interleaving_keeps_more_than_1f1b() -> None:
 def test_groups_of_megatron() -> None:
     """The table in schedules.py, `forward_backward_pipelining_with_interleaving`: PP2 N3M5 with VP2."""
     (first, _) = pipeline(Layout(pp=2, vpp=2), 5, group_size=3).actions_by_rank
-    forward = [action for action in first if action.kind == "F"]
+    forward = [action for action in first if action.pass_kind == "F"]
     assert [action.micro_batch for action in forward] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
-    assert [action.chunk for action in forward] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    backward = [action for action in first if action.kind == "B"]
-    assert [action.chunk for action in backward] == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0]
-    assert [action.kind for action in first[:6]] == ["F"] * 6  # (2 − 1)·3 + 2·(2 − 0 − 1) = 5 to warm up, then 1F1B
-    assert first[6].kind == "B"
+    assert [action.chunk_index for action in forward] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    backward = [action for action in first if action.pass_kind == "B"]
+    assert [action.chunk_index for action in backward] == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert [action.pass_kind for action in first[:6]] == [
+        "F"
+    ] * 6  # (2 − 1)·3 + 2·(2 − 0 − 1) = 5 to warm up, then 1F1B
+    assert first[6].pass_kind == "B"
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])
@@ -268,14 +270,14 @@ def ends(found: Timetable) -> Iterator[tuple[PassAction, int, float, float]]:
     """Every action with its stage and its time."""
     for rank, spans in enumerate(found.spans_by_rank):
         for action, start, end in spans:
-            yield action, found.pipeline.stage(rank, action.chunk), start, end
+            yield action, found.pipeline.stage(rank, action.chunk_index), start, end
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(runs())
 def test_every_micro_batch_passes_every_stage_once_and_in_order(found: Timetable) -> None:
     p = found.pipeline
-    counts = Counter((stage, action.micro_batch, action.kind) for action, stage, _, _ in ends(found))
+    counts = Counter((stage, action.micro_batch, action.pass_kind) for action, stage, _, _ in ends(found))
     assert set(counts.values()) == {1}
     split = {(stage, i) for stage, i, kind in counts if kind == "I"}
     for stage in range(p.stages):
@@ -284,7 +286,7 @@ def test_every_micro_batch_passes_every_stage_once_and_in_order(found: Timetable
             assert {kind for kind in "FBIW" if counts[stage, i, kind]} == {"F"} | backward
     starts, stops = {}, {}
     for action, stage, start, end in ends(found):
-        kind = "B" if action.kind == "I" else action.kind
+        kind = "B" if action.pass_kind == "I" else action.pass_kind
         starts[kind, stage, action.micro_batch], stops[kind, stage, action.micro_batch] = start, end
     send, last = found.pass_durations.send, p.stages - 1
     for (kind, stage, i), start in starts.items():

@@ -66,7 +66,7 @@ def by_torch(ring: ContextParallelRing, heads_first: bool, monkeypatch: pytest.M
     dist.init_process_group("fake", rank=ring.rank, world_size=ring.ranks, store=FakeStore())
     try:
         group: Any = dist.group.WORLD
-        _attention.set_rotate_method("allgather" if ring.gathers else "alltoall")
+        _attention.set_rotate_method("allgather" if ring.uses_all_gather else "alltoall")
         watch = Followed(device="cpu")
         with watch:
             q, k, v = (_made(heads_first, torch.zeros, torch.bfloat16) for _ in range(3))
@@ -146,8 +146,8 @@ def test_ranks_of_a_sequence_in_a_pipeline() -> None:
 
 def test_rings() -> None:
     layout = Layout(dp=2, cp=4, zero=3, cp_comm="allgather")
-    assert context_parallel_ring(layout, 6) == ContextParallelRing(4, 2, gathers=True)
-    assert context_parallel_ring(replace(layout, cp_comm="p2p"), 5) == ContextParallelRing(4, 1, gathers=False)
+    assert context_parallel_ring(layout, 6) == ContextParallelRing(4, 2, uses_all_gather=True)
+    assert context_parallel_ring(replace(layout, cp_comm="p2p"), 5) == ContextParallelRing(4, 1, uses_all_gather=False)
     assert context_parallel_ring(Layout(dp=8, zero=3), 3) is None
     assert sequence_tokens_of_rank(layout, 1024) == 256
 

@@ -182,7 +182,7 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
     assert asked == [{0: RECORDED_REPEATS}, {}]
     assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
     assert found.after_step_bytes == whole.final_bytes + whole.slop_after
-    assert {(point.phase, point.node): point.bytes for point in found.timeline} == {
+    assert {(point.phase, point.module_path): point.bytes for point in found.timeline} == {
         (place.phase, node_path(place, layer_stacks(spec))): peak.bytes
         for place, peak in whole.peaks.items()
         if peak.bytes

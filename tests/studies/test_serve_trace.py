@@ -72,7 +72,7 @@ def test_lines_of_json_are_the_same_trace(trace: Any) -> None:
     lines = [json.dumps({"arrival": float(a), "input": int(i), "output": o}) for a, i, o in rows]
     assert read_trace(trace("\n".join(lines), "trace.jsonl")) == read_trace(trace(text))
     shuffled = "\n".join(["output,arrival,input", "7,35ms,2k", "9,0.01s,1", ""])
-    assert [(r.arrival, r.input, r.output) for r in read_trace(trace(shuffled))] == [
+    assert [(r.arrival_seconds, r.input_tokens, r.output_tokens) for r in read_trace(trace(shuffled))] == [
         (0.0, 1, 9), (pytest.approx(0.025), 2048, 7),
     ]  # fmt: skip
 

@@ -524,7 +524,7 @@ def _replica(
     factors: CalibrationFactors,
 ) -> Replica:
     """A replica. Rows with other loads share it, and what it has computed of prompts."""
-    stack = factors.stack(_stack(software, requests.input + requests.output))
+    stack = factors.stack(_stack(software, requests.input_tokens + requests.output_tokens))
     return Replica(
         spec_of(model), factors.device(device_of_row(hardware, "")), stack, requests, layout, formats, STEP_TOKENS
     )
@@ -664,7 +664,7 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     )  # fmt: skip
     if row.set in WIDE_PASSES and not (row.set == "llamacpp_r9700" and "/vulkan" in row.id):
         stack = stack.model_copy(update={"prompt_batch": 2048})
-    input_tokens, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
+    input_tokens, output, load = replica.requests.input_tokens, replica.requests.output_tokens, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":
         return 1 / load_of(row, factors).output_tokens_per_second

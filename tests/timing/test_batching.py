@@ -48,7 +48,7 @@ def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
     assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, has_server_delay=True).seconds
     assert load.end_to_end_seconds == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
-    assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end_seconds, rel=1e-12)
+    assert load.output_tokens_per_second == pytest.approx(requests.output_tokens / load.end_to_end_seconds, rel=1e-12)
 
 
 def test_long_prompts_run_in_chunks() -> None:
@@ -179,11 +179,11 @@ def test_a_step_with_a_prompt_reads_weights_once() -> None:
 
 
 def test_cached_prompts_and_narrow_caches_are_faster() -> None:
-    cached = replica(requests=RequestSizes(1024, 1024, cached=512)).latencies(64)
+    cached = replica(requests=RequestSizes(1024, 1024, cached_tokens=512)).latencies(64)
     whole = replica().latencies(64)
     assert cached.ttft < whole.ttft
     assert cached.output_tokens_per_second > whole.output_tokens_per_second
-    narrow = replica(formats=NumberFormats(cache_bits=8)).latencies(64)
+    narrow = replica(number_formats=NumberFormats(cache_bits=8)).latencies(64)
     assert narrow.output_tokens_per_second > whole.output_tokens_per_second
 
 
@@ -221,5 +221,5 @@ def test_the_busiest_rank_takes_longer() -> None:
 def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
     gathers = VLLM.model_copy(update={"most_gathering_ranks": 0})
     casts = gathers.model_copy(update={"gathers_casts": True})
-    server = replica("attention of each rank", formats=NumberFormats("fp8", 8, 8))
+    server = replica("attention of each rank", number_formats=NumberFormats("fp8", 8, 8))
     assert replace(server, stack=casts).prompts_pass(1).seconds < replace(server, stack=gathers).prompts_pass(1).seconds

@@ -19,7 +19,7 @@ from llmcalc.timing.stack import find_stack
 
 
 def group_of(prefill: int = 1, decode: int = 2, tp: int = 8, **requests: Any) -> DisaggregatedServer:
-    sizes = {"input": 8192, "output": 512, **requests}
+    sizes = {"input_tokens": 8192, "output_tokens": 512, **requests}
     model, device = load_preset("llama3.1-70b").model, device_of(find_hardware("h100"))
     replica = Replica(model, device, find_stack("vllm"), RequestSizes(**sizes), Layout(tp=tp), step_tokens=8192)
     return DisaggregatedServer(replica, prefill, decode)
@@ -43,7 +43,7 @@ def test_requests_are_on_one_of_the_two_sides() -> None:
     for concurrency in (2, 8, 24):
         load = group.latencies(concurrency)
         rate = load.requests_per_second
-        decoding = rate * (load.output - 1) * load.tpot
+        decoding = rate * (load.output_tokens - 1) * load.tpot
         assert load.ttft == pytest.approx(group.first_token_seconds)  # no one waits
         assert decoding + rate * group.first_token_seconds == pytest.approx(concurrency)
         assert load.tpot == pytest.approx(group.token_seconds(max(1.0, decoding / group.decode_replicas)), rel=1e-3)
@@ -62,7 +62,7 @@ def test_prompts_wait_for_their_replicas_and_do_not_slow_tokens() -> None:
 
 
 def test_the_ratio_leaves_neither_side_waiting() -> None:
-    replica, sequences = group_of(output=2048).replica, 32
+    replica, sequences = group_of(output_tokens=2048).replica, 32
     group = DisaggregatedServer.balanced_group(replica, sequences)
     prompts, tokens = (
         group.prefill_replicas / group.busy_seconds,

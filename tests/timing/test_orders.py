@@ -55,7 +55,7 @@ def stacks_of(phase: str) -> list[TimeStack]:
 def faster(device: Device) -> Iterator[tuple[str, Device]]:
     """The device with one figure more: its name, and the device."""
     for factor in (1.1, 4.0):
-        for name in ("bandwidth", "link", "nic"):
+        for name in ("memory_bandwidth", "link_bandwidth", "network_bandwidth"):
             yield name, replace(device, **{name: getattr(device, name) * factor})
         for dtype, peak in device.peak_rates.items():
             yield f"{dtype} peak", replace(device, peak_rates={**device.peak_rates, dtype: factor * peak})

@@ -189,10 +189,10 @@ def test_more_hardware_is_never_slower() -> None:
     seconds = training_step(llama(), device, MEGATRON, plan).seconds
     token = decode(llama(), device, VLLM, 8, 1000, Layout(tp=2)).seconds
     doubled: tuple[dict[str, Any], ...] = (
-        {"bandwidth": 2 * device.memory_bandwidth},
-        {"link": 2 * device.link_bandwidth},
-        {"nic": 2 * device.network_bandwidth},
-        {"peaks": {name: 2 * peak for name, peak in device.peak_rates.items()}},
+        {"memory_bandwidth": 2 * device.memory_bandwidth},
+        {"link_bandwidth": 2 * device.link_bandwidth},
+        {"network_bandwidth": 2 * device.network_bandwidth},
+        {"peak_rates": {name: 2 * peak for name, peak in device.peak_rates.items()}},
     )
     for change in doubled:
         faster = replace(device, **change)
@@ -250,8 +250,10 @@ def test_quantized_weights_and_caches_are_read_faster() -> None:
     def token(**formats: Any) -> float:
         return float(decode(llama(), h100(), VLLM, 64, 4096, formats=NumberFormats(**formats)).seconds)
 
-    assert token(dtype="fp8", weight_bits=8, cache_bits=8) < token(dtype="fp8", weight_bits=8) < token()
-    assert token(dtype="quantized", weight_bits=4.5) < token()
+    assert (
+        token(product_format="fp8", weight_bits=8, cache_bits=8) < token(product_format="fp8", weight_bits=8) < token()
+    )
+    assert token(product_format="quantized", weight_bits=4.5) < token()
 
 
 def test_products_of_a_token_compute_a_tile_of_rows() -> None:
@@ -344,9 +346,9 @@ def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
     eager, captured = (
         expected_range(1.0, "decode", h100(), find_stack(name), llama()) for name in ("transformers", "gpt-fast")
     )
-    assert eager.tested is not None
-    assert captured.tested is not None
-    assert (eager.tested.eager, captured.tested.eager) == (True, False)
+    assert eager.tested_class is not None
+    assert captured.tested_class is not None
+    assert (eager.tested_class.eager, captured.tested_class.eager) == (True, False)
     assert eager.high / eager.low > 1.3 * captured.high / captured.low
 
 

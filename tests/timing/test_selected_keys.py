@@ -78,7 +78,7 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for line in priced.operations:
         seconds[line.kind] = seconds.get(line.kind, 0) + float(
-            line.runs_per_layer * line.seconds * priced.work.count(line.layer_kind_index)
+            line.runs_per_layer * line.seconds * priced.rank_work.count(line.layer_kind_index)
         )
     return seconds
 
@@ -138,5 +138,5 @@ def test_copies_of_a_token_to_the_domains_of_its_experts() -> None:
 @pytest.mark.parametrize(("name", "top_k"), [("mixtral-8x7b", 2), ("deepseek-v3", 8), ("llama4-scout", 1)])
 def test_exchanges_of_experts_have_the_model_s_number_of_copies(name: str, top_k: int) -> None:
     work = rank_work(spec(name), RankPass(1, 256, ep=2, etp=1))
-    copies = {message.copies_per_token for message in work.messages if message.collective.group == "ep"}
+    copies = {message.copies_per_token for message in work.messages if message.collective.process_group == "ep"}
     assert copies == {top_k}

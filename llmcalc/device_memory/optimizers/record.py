@@ -140,7 +140,10 @@ class OptimizerState:
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
+        joined_states = {
+            state_name: add(state_size, other_state.states[state_name])
+            for state_name, state_size in self.states.items()
+        }
         return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 
     @property

@@ -22,26 +22,26 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, ranks, element_bytes = (
+    stage, replica_group, element_bytes = (
         replicated_weights.layout.zero,
         replicated_weights.replica_group,
         replicated_weights.element_bytes,
     )
     if not stage:
         for bucket_elements in _bucket_sizes(replicated_weights.elements):
-            yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
+            yield replica_group.message("all_reduce", bucket_elements * element_bytes, 1)
         return
     reduction_count = replicated_weights.chunk.micro_batches if stage >= 2 else 1
     reduction_kind: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
-        yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
+        yield replica_group.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
+        yield replica_group.replica_all_reduce(bucket_elements * element_bytes // replica_group.shards, reduction_count)
     if stage < 3:
-        yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)
+        yield replica_group.message("all_gather", replicated_weights.elements * element_bytes, 1)
         return
     for weights in _group_by_module(replicated_weights.weights):
         bucket_elements = sum(weight.tensor.size for weight in weights)
-        yield ranks.message(
+        yield replica_group.message(
             "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.micro_batches * weights[0].count
         )
 

@@ -158,10 +158,10 @@ MOST_LAYERS = 10_000
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
-    layers = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
-    if layers > MOST_LAYERS:
+    layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
+    if layer_count > MOST_LAYERS:
         raise InputError(
-            f"--framework deepspeed: {layers:,} layers are too many, each of which is replayed; expected at most "
+            f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
             f"{MOST_LAYERS:,}"
         )
     settings = settings_of(layout, training_run.own_settings, training_run.version)

@@ -102,11 +102,16 @@ class PartitionedRun(ZeroRun):
         element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(offset, count, self.partition_size)
-            for weight, offset, count in zip(ordered_parameters, start_offsets, element_counts, strict=True)
+            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
+            for weight, start_offset, parameter_elements in zip(
+                ordered_parameters, start_offsets, element_counts, strict=True
+            )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank
+            weight_id: piece
+            for weight_id, weight_pieces in self.pieces.items()
+            for piece in weight_pieces
+            if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with count_storages_as(self.meter, "weights"):
@@ -283,26 +288,33 @@ class PartitionedRun(ZeroRun):
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
         settings, rank_number = self.settings, self.rank
-        pieces: list[PartitionPiece] = []
+        pieces_to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.parameters:
             for weight_piece in self.pieces[id(weight)]:
                 is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
-                    pieces[-1] = pieces[-1]._replace(
-                        element_count=pieces[-1].element_count + weight_piece.element_count
+                if (
+                    pieces_to_reduce
+                    and not is_accumulated
+                    and settings.reduce_scatter
+                    and pieces_to_reduce[-1].rank == weight_piece.rank
+                ):
+                    pieces_to_reduce[-1] = pieces_to_reduce[-1]._replace(
+                        element_count=pieces_to_reduce[-1].element_count + weight_piece.element_count
                     )
                 else:
-                    pieces.append(weight_piece)
+                    pieces_to_reduce.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.element_count)
-            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == rank_number])
+            self._allreduce([whole_bucket], [piece for piece in pieces_to_reduce if piece.rank == rank_number])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._reduce_in_batches(pieces)
+            self._reduce_in_batches(pieces_to_reduce)
         else:
-            for rank in dict.fromkeys(weight_piece.rank for weight_piece in pieces):
-                self._reduce_in_batches([weight_piece for weight_piece in pieces if weight_piece.rank == rank])
+            for rank in dict.fromkeys(weight_piece.rank for weight_piece in pieces_to_reduce):
+                self._reduce_in_batches(
+                    [weight_piece for weight_piece in pieces_to_reduce if weight_piece.rank == rank]
+                )
 
     def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""

@@ -89,14 +89,14 @@ class ShardedChunk(ModelChunk):
         self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: FsdpSettings = sharded_setup.fsdp_settings
         self.reshard: bool = sharded_setup.layout.reshard
-        other_streams = ALL_REDUCE * pipeline_stage.chunk
+        other_streams = ALL_REDUCE * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
-            sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
+            sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
         )
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp_settings.outer_keys and (
-            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training)
+            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
         self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp_settings.outer_keys)
@@ -252,15 +252,15 @@ class ShardedRank(RankRun):
     def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
         self.schedules: int = schedule_settings.schedules_per_step
-        microbatches = sharded_setup.training.microbatches // schedule_settings.schedules_per_step
+        microbatches = sharded_setup.training_config.microbatches // schedule_settings.schedules_per_step
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training.seq)
-        rank_training = replace(sharded_setup.training, seq=rank_tokens, microbatches=microbatches)
-        super().__init__(replace(sharded_setup, training=rank_training), memory_meter)
+        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
+        rank_training = replace(sharded_setup.training_config, seq=rank_tokens, microbatches=microbatches)
+        super().__init__(replace(sharded_setup, training_config=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
@@ -315,7 +315,10 @@ def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[t
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):
-        next_chunks = (schedule_action.chunk, *(chunk for chunk in next_chunks if chunk != schedule_action.chunk))
+        next_chunks = (
+            schedule_action.chunk_index,
+            *(chunk for chunk in next_chunks if chunk != schedule_action.chunk_index),
+        )
         active_chunks.append(next_chunks[:max_active])
     return reversed(active_chunks)
 
@@ -327,7 +330,7 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
         sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
-        layer_period = sharded_setup.training.layer_period
+        layer_period = sharded_setup.training_config.layer_period
         stacks, shortened_stacks = shorten_layers(sharded_rank.chunks, layer_period, shortens_loops)
         return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), stacks, shortened_stacks)
 

@@ -195,7 +195,7 @@ def replay_stage(
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
     layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules_per_step
-    microbatches_per_schedule = fsdp_setup.training.microbatches // schedule_count
+    microbatches_per_schedule = fsdp_setup.training_config.microbatches // schedule_count
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
     training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
@@ -219,10 +219,12 @@ def replay_stage(
     )
     try:
         _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
-        if microbatch_count == fsdp_setup.training.microbatches:
+        if microbatch_count == fsdp_setup.training_config.microbatches:
             replay_result = replay_steps_on_allocator(training_run, memory_meter, expandable_segments)
         else:
-            shorter_setup = replace(fsdp_setup, training=replace(fsdp_setup.training, microbatches=microbatch_count))
+            shorter_setup = replace(
+                fsdp_setup, training_config=replace(fsdp_setup.training_config, microbatches=microbatch_count)
+            )
             shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)

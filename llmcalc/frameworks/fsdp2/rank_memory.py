@@ -191,14 +191,19 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
         sharded_setup.rank,
         sharded_setup.fsdp_settings,
     )
-    rank_sharding, effort_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
+    rank_sharding, effort_before = (
+        sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings),
+        EFFORT.units,
+    )
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
-    rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
+    rank_training = replace(
+        sharded_setup.training_config, seq=sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
+    )
 
-    def record_few_layers(layers: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
+    def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
-        if layers and fsdp_settings.prefetch > 1:
+        if layers_per_stack and fsdp_settings.prefetch > 1:
             raise NotRepeatingError(
                 f"the first and last {fsdp_settings.prefetch} layers gather others than those between"
             )
@@ -209,23 +214,26 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
                 rank_sharding,
                 fsdp_settings,
                 layout.reshard,
-                layers,
+                layers_per_stack,
                 workspace_bytes,
                 program,
                 context_ring,
             )
         ]
 
-    run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
+    counted_run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training_config.layer_period)
     has_equal_parts = program is None or program.divides_evenly
-    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in run.recordings)
+    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in counted_run.recordings)
     cp_rank = layout.coordinates(rank).cp if is_equal else None
-    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - effort_before)
+    return CountedRank(counted_run, counted_run.recordings, cp_rank, EFFORT.units - effort_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
+    model_stacks, optimizer_record = (
+        layer_stacks(sharded_setup.spec),
+        optimizer(sharded_setup.training_config.optimizer),
+    )
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
         represented_layers = _represented_layer_count(layer, model_stacks)
@@ -238,7 +246,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
             shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             state_bytes += int(
                 optimizer_record.state(
-                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training.has_momentum
+                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training_config.has_momentum
                 ).bytes
             )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
@@ -384,7 +392,7 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     )
     message_counts: dict[Message, Number] = {}
     for collective in step_collectives_of_rank(memory_estimate.spec, training_config, layout, rank, fsdp_settings):
-        message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
+        message = Message(collective.process_group, collective.ranks, collective.collective_kind, collective.bytes, 0)
         message_counts[message] = message_counts.get(message, 0) + collective.repetitions
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
 
@@ -398,9 +406,14 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
 
 def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
-    spec, training, layout, rank = sharded_setup.spec, sharded_setup.training, sharded_setup.layout, sharded_setup.rank
+    spec, training, layout, rank = (
+        sharded_setup.spec,
+        sharded_setup.training_config,
+        sharded_setup.layout,
+        sharded_setup.rank,
+    )
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    layers = {
+    layers_per_stack = {
         i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
@@ -412,7 +425,7 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
         rank_sharding,
         sharded_setup.fsdp_settings,
         layout.reshard,
-        layers,
+        layers_per_stack,
         0,
         EventRecorder(),
         rank_flow,

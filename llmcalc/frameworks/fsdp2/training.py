@@ -187,7 +187,9 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
-        known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
+        known_names = " or ".join(
+            known_optimizer.name for known_optimizer in optimizers() if runs_on_shards(known_optimizer)
+        )
         raise InputError(
             f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {known_names}, or whole "
             "replicas with --framework torch"
@@ -341,24 +343,30 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str], fsdp_settings: FsdpSettings, reshards: bool
+    groups_by_layer: Mapping[LayerKey, ParamGroup],
+    stack_paths: Sequence[str],
+    fsdp_settings: FsdpSettings,
+    reshards: bool,
 ) -> None:
     """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
     stack_paths: per stack, the path of its layers.
     """
     last_layer = max(
-        (layer for layer in groups if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
+        (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
     )
-    for layer, parameter_group in groups.items():
+    for layer, parameter_group in groups_by_layer.items():
         is_last_layer = layer[:2] == last_layer[:2]
         stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
-    if any(layer.has_experts for layer in groups):
-        _set_prefetch_with_expert_groups(groups, stack_paths)
+    if any(layer.has_experts for layer in groups_by_layer):
+        _set_prefetch_with_expert_groups(groups_by_layer, stack_paths)
     elif fsdp_settings.prefetch:
         for path in stack_paths:
-            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
+            _set_prefetch(
+                [groups_by_layer[layer] for layer in sorted(groups_by_layer) if layer.path == path],
+                fsdp_settings.prefetch,
+            )
 
 
 def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) -> None:
@@ -370,15 +378,22 @@ def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) ->
             parameter_group.backward_prefetch = layer_groups[i - prefetched_layers : i][::-1]
 
 
-def _set_prefetch_with_expert_groups(groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]) -> None:
+def _set_prefetch_with_expert_groups(
+    groups_by_layer: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]
+) -> None:
     """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
-    layers = [layer for path in stack_paths for layer in sorted(groups) if layer.path == path and not layer.has_experts]
-    group_order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
-    groups_by_order = [groups_of_layer(groups, layer) for layer in group_order]
-    for parameter_group in groups.values():
+    dense_layer_keys = [
+        layer
+        for path in stack_paths
+        for layer in sorted(groups_by_layer)
+        if layer.path == path and not layer.has_experts
+    ]
+    group_order = [layer for layer in (EMBEDDING, *dense_layer_keys, HEAD) if layer in groups_by_layer]
+    groups_by_order = [groups_of_layer(groups_by_layer, layer) for layer in group_order]
+    for parameter_group in groups_by_layer.values():
         parameter_group.prefetches_previous = False
     for earlier_layer, later_layer in pairwise(groups_by_order):
         earlier_layer[-1].forward_prefetch = later_layer

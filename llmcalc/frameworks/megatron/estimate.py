@@ -70,12 +70,14 @@ class StageRun:
     ) -> None:
         self.meter = VisitMeter()
         self.buffer_meter = Meter()
-        rank = layout.rank(pp=pipeline_stage.rank)
+        rank = layout.rank(pp=pipeline_stage.pipeline_rank)
         settings = megatron_settings_of(memory_estimate, layout)
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
         self.chunk = stage_chunk = next(
-            chunk for chunk in rank_run.chunks if chunk.stage is None or chunk.stage.chunk == pipeline_stage.chunk
+            chunk
+            for chunk in rank_run.chunks
+            if chunk.stage is None or chunk.stage.chunk_index == pipeline_stage.chunk_index
         )
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()

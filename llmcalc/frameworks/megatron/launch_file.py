@@ -275,14 +275,15 @@ def smallest_world_size(settings: MegatronSettings) -> int:
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
-    layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
+    layer_count = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
     if stage_sizes is not None and sum(stage_sizes) != settings.layers:
         raise InputError(
             f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
         )
-    if stage_sizes is None and layers % stage_count:
+    if stage_sizes is None and layer_count % stage_count:
         raise InputError(
-            f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layers} layers; expected a divisor"
+            f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layer_count} layers; expected a "
+            "divisor"
         )
 
 
@@ -426,7 +427,9 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
     return (
         None
-        if not parsed_values or any(value is None for value in parsed_values) or len(parsed_values) > 20_000
+        if not parsed_values
+        or any(parsed_value is None for parsed_value in parsed_values)
+        or len(parsed_values) > 20_000
         else tuple(parsed_values)
     )
 

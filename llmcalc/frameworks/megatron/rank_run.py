@@ -165,11 +165,11 @@ class RankRun:
         self.persistent: PersistentTensors = PersistentTensors(
             memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )
-        tokens = settings.tokens // settings.cp
+        tokens_per_rank = settings.tokens // settings.cp
         decoder_tokens = settings.decoder_seq_length
-        rank_tokens = tokens if decoder_tokens is None else decoder_tokens // settings.cp
+        rank_tokens = tokens_per_rank if decoder_tokens is None else decoder_tokens // settings.cp
         self.run_config: RunConfig = RunConfig(
-            Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens, phase="training")
+            Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens_per_rank, phase="training")
         )
         self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
@@ -197,8 +197,8 @@ class RankRun:
             return [None]
         if self.spec.kind == "encoder-decoder":
             raise InputError("--pipeline-model-parallel-size: an encoder-decoder has one stage; expected 1")
-        layers = self.spec.main.num_hidden_layers
-        return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
+        layer_count = self.spec.main.num_hidden_layers
+        return [stage for stage in stages(self.layout, layer_count) if stage.pipeline_rank == self.coordinates.pp]
 
     def _create_chunk(self, stage: Stage | None, rank: int) -> ModelChunk:
         """Creates the chunk of layers of a pipeline stage."""
@@ -359,8 +359,8 @@ class RankRun:
         """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
-        layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
-        return layers + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
+        layer_count = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
+        return layer_count + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
 
     def make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
@@ -377,7 +377,7 @@ class RankRun:
         )
         for i in range(self._attention_layers()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
-            if is_yarn and self.rank_choices.mla_fusion:
+            if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
                     self.rope_tables[2 * i + k] = self.storage(2 * table_bytes, "overhead")
 

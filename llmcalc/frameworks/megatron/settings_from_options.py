@@ -77,7 +77,7 @@ def megatron_settings_of(
     recompute_value = options.recompute or "none"
     if recompute_value not in RECOMPUTED:
         raise InputError(f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu
+    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
@@ -130,13 +130,13 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> Megatron
             launch_settings
             if isinstance(launch_settings, MegatronSettings)
             else megatron_settings_of(
-                training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu, launch_settings
+                training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu_name, launch_settings
             )
         )
         allocator_env = (
             {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.has_expandable_segments else {}
         )
-        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **allocator_env})
+        return replace(settings, gpu=cuda_runtime.gpu_name, env={**settings.env, **allocator_env})
 
     settings: MegatronSettings = training_run.settings_on(cuda_runtime, make_settings)
     return settings

@@ -67,8 +67,14 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     overlap with sequence parallelism alone (`user_buffers` of kernel_choices.py).
     """
     settings = launched_run.own_settings
-    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored}
-    groups = {group for name, group in OVERLAPS.items() if name in stated_names or getattr(settings, name, False)}
+    stated_names = {
+        argument_name.lstrip("-").replace("-", "_").rpartition(".")[2] for argument_name in launched_run.ignored
+    }
+    groups = {
+        overlapped_group
+        for argument_name, overlapped_group in OVERLAPS.items()
+        if argument_name in stated_names or getattr(settings, argument_name, False)
+    }
     if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:
         groups.discard("tp")
     return frozenset(groups)

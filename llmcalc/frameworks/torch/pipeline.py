@@ -58,7 +58,7 @@ class RankSetup:
     """
 
     spec: ModelSpec
-    training: TrainingConfig
+    training_config: TrainingConfig
     layout: Layout
     rank: int
     workspace_bytes: int = 0
@@ -79,7 +79,7 @@ class ModelChunk(TrainingRun):
         self.stage = stage
         self.profile = self.profiles[rank_setup.layout.tp > 1]
         rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
-        super().__init__(rank_setup.spec, rank_setup.training, memory_meter=memory_meter, program=rank_flow)
+        super().__init__(rank_setup.spec, rank_setup.training_config, memory_meter=memory_meter, program=rank_flow)
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -136,9 +136,9 @@ class ModelChunk(TrainingRun):
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
-    def take_batch(self, tokens: Tensor) -> None:
+    def take_batch(self, token_ids: Tensor) -> None:
         """Stores the tokens of all micro-batches of a step."""
-        self.step_tokens = tokens
+        self.step_tokens = token_ids
 
     def _allocate_batch(self) -> None:
         """Assigns views of the step's token ids to the chunk's inputs."""
@@ -236,7 +236,7 @@ class RankRun:
     chunk_type: type[ModelChunk] = ModelChunk
 
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
-        layout, training_config = rank_setup.layout, rank_setup.training
+        layout, training_config = rank_setup.layout, rank_setup.training_config
         self.check(layout)
         microbatch_limit = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > microbatch_limit:
@@ -250,8 +250,8 @@ class RankRun:
         self.layout: Layout = layout
         self.training: TrainingConfig = training_config
         self.meter: Meter | EventRecorder = memory_meter
-        layers = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
-        rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
+        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
+        rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
             model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace_bytes
@@ -320,10 +320,10 @@ class RankRun:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
-            tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
+            token_ids = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         is_first_step = self.chunks[0].step_tokens is None
         for model_chunk in self.chunks:
-            model_chunk.take_batch(tokens)
+            model_chunk.take_batch(token_ids)
             if is_first_step:
                 model_chunk._initialize_stage()
 
@@ -356,7 +356,7 @@ class RankRun:
     def _one_forward_one_backward(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
         is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training.microbatches
-        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.rank)
+        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):

@@ -72,8 +72,10 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
-    layers = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
-    replayed_microbatches = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
+    layer_count = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
+    replayed_microbatches = max(
+        MOST_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2
+    )
     if layout.vpp > 1:
         if micro_batches % layout.pp:
             return micro_batches
@@ -94,7 +96,8 @@ def replay_rank_on_allocator(
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
     is_recorded = (
-        rank_setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not rank_setup.training.optimizer_in_backward
+        rank_setup.training_config.microbatches > MICROBATCHES_RUN_IN_FULL
+        and not rank_setup.training_config.optimizer_in_backward
     )
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
@@ -119,13 +122,15 @@ def _replay_rank(
         return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.pass_traces is not None:
-        microbatches = rank_setup.training.microbatches
+        microbatches = rank_setup.training_config.microbatches
         played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
             _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
             if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, expandable_segments)
-            shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
+            shorter_setup = replace(
+                rank_setup, training_config=replace(rank_setup.training_config, microbatches=played_microbatches)
+            )
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             return replay_shorter_on_allocator(
@@ -147,15 +152,15 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
 
     None if no chunk has more, if layers differ by their number, and if the repeats differ.
     """
-    if rank_setup.training.first_trained_layer is not None:
+    if rank_setup.training_config.first_trained_layer is not None:
         return None
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
-    stacks, shortened_stacks = shorten_layers(rank_run.chunks, rank_setup.training.layer_period)
+    stacks, shortened_stacks = shorten_layers(rank_run.chunks, rank_setup.training_config.layer_period)
     if not shortened_stacks:
         return None
     rank_run.has_buckets = False  # their sizes depend on the number of layers
     recorded_events = record_two_steps(rank_run, recorder)
-    element_bytes = DTYPES[rank_setup.training.dtype].bytes
+    element_bytes = DTYPES[rank_setup.training_config.dtype].bytes
     gradient_bytes_by_storage = {
         weight.storage.block.handle: weight.count * element_bytes
         for model_chunk in rank_run.chunks

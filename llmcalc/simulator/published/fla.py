@@ -551,9 +551,9 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
     with autograd_graph.no_grad():
         g = _retention_decays(aten, q) if g is None else g
         q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
-        parts = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
-        o = aten.sum(parts, 0)
-        del parts
+        tile_outputs = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
+        o = aten.sum(tile_outputs, 0)
+        del tile_outputs
         output = aten.to(o, q.dtype)
     saved_tensors = q_in, k_in, v_in, g_in, o
     return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)

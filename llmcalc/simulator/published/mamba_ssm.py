@@ -122,12 +122,12 @@ def selective_scan_with_states(
         return du, ddelta, da, db, dc, dd, dz, dbias
 
     with autograd_graph.no_grad():
-        result, *saved_tensors = forward(u, delta, b, c, z)
-    assert result is not None
+        scan_output, *saved_tensors = forward(u, delta, b, c, z)
+    assert scan_output is not None
     states = saved_tensors[STATES]
     assert states is not None
     output = record_function(
-        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saved_tensors
+        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), scan_output, backward, saved_tensors
     )
     return output, states
 

@@ -263,7 +263,7 @@ class RankProcess:
         self.last: bool = True
         if layout.pp > 1:
             layers = len(model.layers)
-            (this_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
+            (this_stage,) = (stage for stage in stages(layout, layers) if stage.pipeline_rank == self.at.pp)
             parallel.keep_stage(model, this_stage.layers, this_stage.has_embedding, this_stage.has_head)
             self.last = this_stage.has_head
         if layout.tp > 1:

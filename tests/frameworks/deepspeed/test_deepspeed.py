@@ -150,7 +150,7 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
 
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:
-    ampere = CudaRuntime(gpu="A100-80GB")
+    ampere = CudaRuntime(gpu_name="A100-80GB")
     assert cluster(small(2)).device_rank.device.terms[-1].name == "CUDA context"
     counted = cluster(small(2)).rank_memory(0, ampere).device
     assert counted.terms[-1].name == "NCCL buffers"

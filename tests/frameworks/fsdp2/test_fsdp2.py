@@ -637,7 +637,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
     for one in step_collectives_of_rank(spec, training, layout, 0, fsdp):
-        expected[one.kind, one.bytes] += steps * one.repetitions
+        expected[one.collective_kind, one.bytes] += steps * one.repetitions
     assert sent.found == expected
     assert sorted(counted.get_comm_counts().values()) == sorted(
         sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
@@ -646,7 +646,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
-        assert Counter((one.kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
+        assert Counter((one.collective_kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
             {(kind, steps * size): times // steps for (kind, size), times in expected.items()}
         )
 
@@ -659,7 +659,9 @@ def test_what_many_layers_send() -> None:
     collectives = step_collectives_of_rank(
         spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3)
     )
-    assert [(message.kind, message.ranks, message.bytes, message.repetitions) for message in collectives] == [
+    assert [
+        (message.collective_kind, message.ranks, message.bytes, message.repetitions) for message in collectives
+    ] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
         ("all_reduce", 2, 4 * (2 * v * h + h) // 128, 1),
@@ -693,7 +695,7 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     of_experts = [
         message for message in step_collectives_of_rank(spec, run, layout) if message.bytes * ep == 2 * experts // 2
     ]
-    assert sum(message.repetitions for message in of_experts if message.kind == "all_gather") == (
+    assert sum(message.repetitions for message in of_experts if message.collective_kind == "all_gather") == (
         0 if ep == dp else 2 + 1
     )
     assert {message.ranks for message in of_experts} == (set() if ep == dp else {dp // ep})
@@ -730,7 +732,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     [
         (Layout(ep=2, dp=2, tp=2, zero=3), 0, {}, "--ep 2: with FSDP2 and --tp 2 it is not modelled"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
-        (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
+        (Layout(dp=4, zero=3), 0, {"has_master_weights": True}, "FSDP2 with master weights"),
         (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),
     ],
 )

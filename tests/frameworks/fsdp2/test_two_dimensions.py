@@ -73,7 +73,7 @@ class Case:
 
     @property
     def how(self) -> TrainingConfig:
-        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": KernelChoices()}
+        usual: dict[str, Any] = {"batch": 2, "seq": 8, "kernel_choices": KernelChoices()}
         return TrainingConfig(recompute=recompute_of(self.recompute), **usual | self.more)
 
     @property
@@ -148,7 +148,7 @@ def test_what_a_step_sends(case: Case) -> None:
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
     for one in step_collectives_of_rank(spec, case.how, case.laid, case.rank, case.fsdp):
-        expected[one.kind, one.bytes] += steps * one.repetitions
+        expected[one.collective_kind, one.bytes] += steps * one.repetitions
     assert sent.found == expected
     found: Counter[str] = Counter()
     for op, times in counted.get_comm_counts().items():
@@ -186,7 +186,9 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
         if "layers" in one.node:
             sent[one.backward] += one.wire_bytes
     for one in PlacementTracker(layout, run.lowering.run_config).run_program(program):
-        if "layers" in one.node and "norm" not in one.node and one.repetitions != 1:  # once: what the embedding gives
+        if (
+            "layers" in one.node_path and "norm" not in one.node_path and one.repetitions != 1
+        ):  # once: what the embedding gives
             expected[one.is_backward] += one.wire_bytes * one.repetitions
     assert sent == expected
 
@@ -284,7 +286,7 @@ def test_what_float8_gathers() -> None:
     ):
         gathers: Counter[int] = Counter()
         for one in step_collectives_of_rank(spec, training, layout, 0, FsdpSettings(float8=float8)):
-            if one.group == "tp" and one.kind == "all_gather":
+            if one.process_group == "tp" and one.collective_kind == "all_gather":
                 gathers[one.bytes] += one.repetitions
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
     run = FsdpRun(
@@ -339,4 +341,4 @@ def test_ranks_of_a_cluster() -> None:
     assert (first.rank, last.rank) == (0, 7)
     assert last.device.exact_bytes < first.device.exact_bytes
     assert cluster.messages is not None
-    assert {each.group for each in cluster.messages} == {"dp", "tp"}
+    assert {each.process_group for each in cluster.messages} == {"dp", "tp"}

@@ -228,7 +228,7 @@ def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
     layout, program = Layout(dp=4, zero=zero), cached_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
     shards = list(weight_shards(program, frozenset()))
     weights = ReplicatedWeights(layout, StageChunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
-    counts = {message.kind: message.count for message in gradient_messages(weights)}
+    counts = {message.collective_kind: message.count for message in gradient_messages(weights)}
     assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, reductions)
 
 

@@ -231,7 +231,7 @@ def test_an_answer_adds_up() -> None:
     assert sum(found.by_kind.values()) == found.peak_bytes
     assert sum(term.bytes for term in found.terms) == found.device_bytes
     assert found.peak_at == ("forward", "loss", found.peak_at.bytes)
-    assert any(point.node.startswith("layers.11.") for point in found.timeline)
+    assert any(point.module_path.startswith("layers.11.") for point in found.timeline)
     assert set(found.moments) == {"forward", "backward", "step"}
 
 

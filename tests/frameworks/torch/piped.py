@@ -86,7 +86,7 @@ def wrapped(
         model: Any = spec.reference()
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
-    keep_stage(model, stage.layers, stage.first, stage.last)
+    keep_stage(model, stage.layers, stage.has_embedding, stage.has_head)
     kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
     formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
@@ -95,9 +95,9 @@ def wrapped(
         last = fsdp.keeps_last_layer_gathered and i == len(model.layers) - 1
         wrap(layer, reshard_after_forward=layout.reshard and not last)
     if fsdp.outer_groups == "separate":
-        if stage.first:
+        if stage.has_embedding:
             wrap(model.embed_tokens, reshard_after_forward=layout.reshard)
-        if stage.last:
+        if stage.has_head:
             wrap([model.norm, model.lm_head], reshard_after_forward=False)
     wrap(model, reshard_after_forward=False)
     return model
@@ -114,7 +114,7 @@ def by_torch(
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     with without_shared_fields(), mesh_of(layout, rank) as mesh:
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-        own_stages = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
+        own_stages = [stage for stage in stages(layout, layers) if stage.pipeline_rank == layout.coordinates(rank).pp]
         parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own_stages]
         updates = [
             next(
@@ -143,11 +143,11 @@ def _steps(
     watch: Any,
 ) -> list[int]:
     found = [watch.now]
-    last, counts = own[-1].last, 0
+    last, counts = own[-1].has_head, 0
     for _ in range(STEPS):
         whole = token_ids(spec, training.batch * training.microbatches, training.seq, "cpu")
         watch.restart()
-        given = (whole,) if own[0].first else ()
+        given = (whole,) if own[0].has_embedding else ()
         losses: list[Any] = []
         schedule.step(
             *given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns_outputs
@@ -186,11 +186,11 @@ def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: A
     made = [
         PipelineStage(
             part,
-            one.chunk * layout.pp + one.rank,
+            one.chunk_index * layout.pp + one.pipeline_rank,
             count,
             torch.device("cpu"),
-            input_args=ids if one.first else hidden,
-            output_args=logits if one.last else hidden,
+            input_args=ids if one.has_embedding else hidden,
+            output_args=logits if one.has_head else hidden,
             group=group,
         )
         for one, part in zip(own, parts, strict=True)

@@ -347,7 +347,7 @@ class AttentionKernels(LinearKernels):
     def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
         kernel_choices, aten, x = self.rank_choices, self.t, scores
-        if kernel_choices.softmax_fp32:
+        if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:
             x = aten.scale(x)
@@ -357,7 +357,7 @@ class AttentionKernels(LinearKernels):
             self.persistent.keep_causal_mask(scores_shape[-1])
         masked_scores = Tensor(scores_shape, x.dtype, x.storage)
         probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
-        return aten.to(probs, scores.dtype) if kernel_choices.softmax_fp32 else probs
+        return aten.to(probs, scores.dtype) if kernel_choices.runs_softmax_in_fp32 else probs
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""

@@ -40,7 +40,7 @@ class ExpertKernels(HeadKernels):
     @property
     def router_dtype(self) -> Dtype:
         """The number format in which the router computes."""
-        return FLOAT32 if self.rank_choices.router_fp32 else BFLOAT16
+        return FLOAT32 if self.rank_choices.runs_router_in_fp32 else BFLOAT16
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the router, the gate of shared experts, or another unsharded linear layer."""

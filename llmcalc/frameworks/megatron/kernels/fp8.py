@@ -98,7 +98,7 @@ class Fp8Kernels(DeltaKernels):
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
-        return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
+        return first_bf16_layers <= layer_index < kernel_choices.model_layers - last_bf16_layers
 
     def quantize(
         self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
@@ -164,7 +164,7 @@ class Fp8Kernels(DeltaKernels):
 
     def quantize_weight(self, weight: Tensor) -> None:
         """Allocates a weight's 8-bit copy and scales at the first use, and never frees them."""
-        data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
+        data_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
     @property
@@ -195,7 +195,7 @@ class Fp8Kernels(DeltaKernels):
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
-        has_user_buffers = self.rank_choices.user_buffers
+        has_user_buffers = self.rank_choices.has_user_buffers
         gathered_input = (
             self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not has_user_buffers else None
         )
@@ -370,7 +370,7 @@ class Fp8Kernels(DeltaKernels):
         (n_rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(n_rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        uses_user_buffers = self.rank_choices.user_buffers and is_divided
+        uses_user_buffers = self.rank_choices.has_user_buffers and is_divided
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:

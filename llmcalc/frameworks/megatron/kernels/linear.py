@@ -114,7 +114,7 @@ class LinearKernels(RankKernels):
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
+            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.multiplies_logits else logits)
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):
@@ -200,7 +200,9 @@ class LinearKernels(RankKernels):
         local_rows, n_in = x.shape
         row_count = local_rows * kernel_choices.tp if is_sharded else local_rows
         norm_output, norm_statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
-        gathered_input = self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.user_buffers else None
+        gathered_input = (
+            self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.has_user_buffers else None
+        )
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(row_count, weight.shape[0])
         has_norm, needs_grad = deferred_norm is not None, weight.needs_grad
@@ -213,7 +215,7 @@ class LinearKernels(RankKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new_tensor, has_user_buffers = self.new_tensor, kernel_choices.user_buffers
+            new_tensor, has_user_buffers = self.new_tensor, kernel_choices.has_user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
             gathered_input = new_tensor(row_count, n_in) if is_sharded and not has_user_buffers and needs_grad else None
             self.use_overlap_workspaces()
@@ -310,7 +312,7 @@ class LinearKernels(RankKernels):
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Transformer Engine's row-parallel Linear, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        uses_user_buffers, trains_weight = self.rank_choices.user_buffers, weight.needs_grad
+        uses_user_buffers, trains_weight = self.rank_choices.has_user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
         if is_sharded and not uses_user_buffers:
@@ -372,7 +374,7 @@ class LinearKernels(RankKernels):
         Communication of the tensor group uses buffers outside of torch's allocator
         (TransformerEngine, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp, `cuMemCreate`).
         """
-        if self.rank_choices.user_buffers:
+        if self.rank_choices.has_user_buffers:
             self.persistent.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()

@@ -365,7 +365,9 @@ class RankKernels(Lowering):
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
             self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
-            is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            is_fp8 = (
+                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            )
             self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]
 

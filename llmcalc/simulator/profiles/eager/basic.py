@@ -267,11 +267,13 @@ class BasicKernels(Lowering):
             axis_range = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            pieces = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            split_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            pieces = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
-        for output, piece in zip(operation.outs, pieces, strict=True):
-            self.store_tensor(output, piece)
+            split_tensors = self.t.split(
+                self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs]
+            )
+        for output, split_tensor in zip(operation.outs, split_tensors, strict=True):
+            self.store_tensor(output, split_tensor)
 
     def do_cat(self, operation: Step) -> None:
         tensors = list(map(self.tensor_of, operation.ins))

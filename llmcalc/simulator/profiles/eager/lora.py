@@ -87,8 +87,10 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         weight_path = self.module_path()
         codes, *_ = [
-            self.parameter((*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
-            for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
+            self.parameter(
+                (*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (element_count,), dtype, trained=False
+            )
+            for tensor_suffix, (element_count, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
         ]
         return codes
 
