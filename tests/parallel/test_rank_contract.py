@@ -189,9 +189,9 @@ def test_experts_of_all_ranks_are_those_of_the_model(ep: int) -> None:
             continue
         model = weight_shards(rank_program(spec, ONE_DEVICE), EVERY_PART)
         for whole, *parts_of in zip(model, *ranks, strict=True):
-            number = ep if parts_of[0].expert else 1
+            number = ep if parts_of[0].is_expert else 1
             assert [one.elements * number for one in parts_of] == [whole.elements] * ep, name
-            seen += parts_of[0].expert
+            seen += parts_of[0].is_expert
     assert seen > 40
     assert [text for text in refused if not text.startswith(f"--ep {ep}: does not divide num_experts ")] == []
 

@@ -47,7 +47,7 @@ def over_ideal(found: Any) -> float:
 
 
 def words(order: Any) -> str:
-    return " ".join(f"{action.kind}{action.micro_batch}" for action in order)
+    return " ".join(f"{action.pass_kind}{action.micro_batch}" for action in order)
 
 
 # --- published figures ------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
     def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
         cluster = Cluster.with_framework(one, layout, framework)
         return cluster.by_rank, [
-            known.traces is not None for known in cluster.run.recorded_ranks(one.cuda_runtime).values()
+            known.pass_traces is not None for known in cluster.run.recorded_ranks(one.cuda_runtime).values()
         ]
 
     are_played: list[bool] = []

@@ -150,7 +150,7 @@ def test_modules_of_multi_token_prediction_draft() -> None:
     ratio = plain.result.chosen.point.load.tpot / drafted.result.chosen.point.load.tpot
     assert 1 < ratio < 1.8  # at most the tokens of a step, less the pass of the module
     server = drafted.result.servers[0]
-    assert server.replica.batch_pass(8, 1024).parts["draft"] > 0
+    assert server.replica.batch_pass(8, 1024).seconds_by_part["draft"] > 0
     assert server.kv_tokens < plain.result.servers[0].kv_tokens
 
 

@@ -111,7 +111,7 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
     def recorded() -> tuple[Any, dict[Any, Any]]:
         cluster = Cluster.with_framework(run, layout, "fsdp2")
         ranks = cluster.by_rank
-        return ranks, {key: rank.traces for key, rank in cluster.run.recorded_ranks(run.cuda_runtime).items()}
+        return ranks, {key: rank.pass_traces for key, rank in cluster.run.recorded_ranks(run.cuda_runtime).items()}
 
     shortened: list[bool] = []
     record_traces = pipeline_replay._recorded_traces

@@ -183,8 +183,8 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     run.step()
     sent, expected = Counter[bool](), Counter[bool]()
     for _, one in run.lowering.messages:  # type: ignore[attr-defined]
-        if "layers" in one.node:
-            sent[one.backward] += one.wire_bytes
+        if "layers" in one.node_path:
+            sent[one.is_backward] += one.wire_bytes
     for one in PlacementTracker(layout, run.lowering.run_config).run_program(program):
         if (
             "layers" in one.node_path and "norm" not in one.node_path and one.repetitions != 1
