@@ -15,7 +15,7 @@ import pytest
 from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, several_processes, usable_processes
-from llmcalc.simulator.effort import EFFORT, CountedWork
+from llmcalc.simulator.simulated_work import EFFORT, CountedWork
 from llmcalc.studies import layout_replays
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")

@@ -34,7 +34,7 @@ from .device_memory import (
     with_evidence,
 )
 from .evidence import evidence_of_run
-from .host import host_terms, with_paged_states
+from .host_memory import host_terms, with_paged_states
 from .inference import InferenceConfig, rank_recording_key, record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings

@@ -16,9 +16,9 @@ from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import AutogradGraph
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
-from ..simulator.frame import ParameterSet
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
+from ..simulator.module_frame import ParameterSet
 from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult

@@ -12,7 +12,7 @@ from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm, memory_with_evidence
 from ..device_memory.estimate import Memory
-from ..device_memory.host import host_terms, paged_bytes
+from ..device_memory.host_memory import host_terms, paged_bytes
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError

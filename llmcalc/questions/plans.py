@@ -193,7 +193,7 @@ def _compared_plans(
 ) -> tuple[LayoutPlan, ...]:
     """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
-    from ..simulator.effort import WorkBudget
+    from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
     if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:

@@ -19,8 +19,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
-from .effort import EFFORT
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
+from .simulated_work import EFFORT
 
 MIN_BLOCK_SIZE = 512
 """kMinBlockSize: sizes of blocks are multiples of it."""

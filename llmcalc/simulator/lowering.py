@@ -13,8 +13,8 @@ from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
+from .module_frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 

@@ -9,8 +9,8 @@ from ..flow.program import Step
 from ..flow.record import Flow
 from ..flow.tree import CountedOp
 from ..flow.value import Weight
-from .frame import Path
 from .liveness import unused_modules
+from .module_frame import Path
 from .strides import Shape
 from .tensor import INT64, Dtype, Tensor, count_storages_as, empty
 from .value_tensors import ValueTensors

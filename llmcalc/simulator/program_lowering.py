@@ -16,11 +16,11 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
-from .effort import EFFORT, UNITS_PER_OPERATION
-from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
 from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
+from .module_frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
+from .simulated_work import EFFORT, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
 
 

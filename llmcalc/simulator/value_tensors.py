@@ -16,8 +16,8 @@ from .adapters import Adapters
 from .aten import Aten
 from .autograd import AutogradGraph
 from .choices import EAGER, KernelChoices
-from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .meter import AllocationPlace
+from .module_frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
 

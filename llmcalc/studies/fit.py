@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.host import paged_bytes
+from ..device_memory.host_memory import paged_bytes
 from ..device_memory.simulated_run import cache_block_tokens, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen

@@ -16,7 +16,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layout_refusal
-from ..simulator.effort import WorkBudget
+from ..simulator.simulated_work import WorkBudget
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
@@ -113,7 +113,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
 
 
 WORK_OF_SEARCH = 3_000_000
-"""Units of work after which a search ends, about 3 seconds on a machine of 2026. See `simulator/effort.py`."""
+"""Units of work after which a search ends, about 3 seconds on a machine of 2026. See `simulator/simulated_work.py`."""
 
 
 def serving_replicas(

@@ -14,7 +14,7 @@ from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.effort import EFFORT, CountedWork, WorkBudget
+from ..simulator.simulated_work import EFFORT, CountedWork, WorkBudget
 
 
 class LayoutRun(NamedTuple):

@@ -24,7 +24,7 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
-from ..simulator.effort import EFFORT, WorkBudget
+from ..simulator.simulated_work import EFFORT, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
@@ -49,7 +49,7 @@ UNTRIED = "not tried: the search ended before it"
 """The reason of layouts that were left when the budget of a search was spent."""
 
 WORK_OF_SEARCH = 14_000_000
-"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/effort.py`."""
+"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/simulated_work.py`."""
 
 FEWER_LAYOUTS = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""

@@ -10,7 +10,7 @@ from llmcalc.components.base import Component
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.frame import UnsupportedKernel
+from llmcalc.simulator.module_frame import UnsupportedKernel
 from llmcalc.workload.recompute import MODES
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model

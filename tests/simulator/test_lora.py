@@ -13,7 +13,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.frame import UnsupportedKernel
+from llmcalc.simulator.module_frame import UnsupportedKernel
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values

@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
-from llmcalc.simulator.effort import EFFORT, CountedWork, WorkBudget
+from llmcalc.simulator.simulated_work import EFFORT, CountedWork, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask

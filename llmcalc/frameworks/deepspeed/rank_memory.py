@@ -11,11 +11,11 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import ReplayResult
+from ...simulator.simulated_work import EFFORT
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun

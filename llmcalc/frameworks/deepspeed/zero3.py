@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...device_memory.device_memory import MemoryTerm
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...errors import InputError
 from ...simulator.meter import AllocationPlace, Meter

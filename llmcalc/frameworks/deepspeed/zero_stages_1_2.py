@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...device_memory.device_memory import MemoryTerm
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, count_storages_as, empty

@@ -13,7 +13,7 @@ from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
 from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize_memory, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import TrainingConfig
 from ...errors import InputError
@@ -27,12 +27,12 @@ from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
-from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError
+from ...simulator.simulated_work import EFFORT
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import LayerKey

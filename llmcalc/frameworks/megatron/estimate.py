@@ -7,11 +7,11 @@ from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
-from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
+from ...simulator.module_visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
+from ...simulator.simulated_work import EFFORT
 from ...simulator.tensor import Tensor
-from ...simulator.visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from .rank_run import ForwardOutput, RankRun

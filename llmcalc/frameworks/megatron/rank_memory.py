@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT_SOURCE, CudaRuntime
 from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...simulator.caching_allocator import play_step_lists

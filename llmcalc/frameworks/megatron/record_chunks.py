@@ -16,7 +16,6 @@ from typing import TypeAlias
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow, stage_program_key
-from ...simulator.effort import EFFORT
 from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -24,6 +23,7 @@ from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
+from ...simulator.simulated_work import EFFORT
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import ModelChunk, RankRun

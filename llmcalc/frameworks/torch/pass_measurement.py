@@ -9,13 +9,13 @@ from ...device_memory.estimate import Memory
 from ...device_memory.training import TrainingConfig
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
+from ...simulator.module_visits import PassVisits, VisitMeter, passes_without_repeat
 from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.profiles.dtensor import DTensorKernels
-from ...simulator.visits import PassVisits, VisitMeter, passes_without_repeat
+from ...simulator.simulated_work import EFFORT
 from ..peak_estimate import BytesPerParameter, MeasurePasses, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from ..transient_bytes import TransientBytesOfRank

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory
-from ...device_memory.host import with_paged_states
+from ...device_memory.host_memory import with_paged_states
 from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks

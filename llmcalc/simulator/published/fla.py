@@ -15,7 +15,7 @@ from typing import Any
 from ...algebra import Number, are_equal, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import H100, Accelerator, Optional, next_power_of_two, record_function
+from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 64
 """The tokens that a kernel computes at once."""

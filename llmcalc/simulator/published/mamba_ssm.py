@@ -15,8 +15,8 @@ from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..strides import is_size_one
 from ..tensor import FLOAT32, Dtype, Gradient, Tensor
+from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
-from .function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""

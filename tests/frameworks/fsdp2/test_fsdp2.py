@@ -21,7 +21,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.estimate import memory
-from llmcalc.device_memory.host import pinned_bytes
+from llmcalc.device_memory.host_memory import pinned_bytes
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError

@@ -9,10 +9,10 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron.estimate import StageRun
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.simulator.effort import EFFORT
 from llmcalc.simulator.layer_loops import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
-from llmcalc.simulator.visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
+from llmcalc.simulator.module_visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
+from llmcalc.simulator.simulated_work import EFFORT
 
 CASES = {
     "dense": ("llama3.2-1b", None, Layout(), 0),

@@ -12,7 +12,7 @@ from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
-from ....published.function import H100, Accelerator, Optional
+from ....published.autograd_function import H100, Accelerator, Optional
 from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels

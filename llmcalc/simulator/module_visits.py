@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .effort import EFFORT
 from .layer_loops import LayerStack
 from .meter import AllocationPlace, MemoryPeak, Meter
+from .simulated_work import EFFORT
 
 
 class ModuleVisit(NamedTuple):
