@@ -75,7 +75,7 @@ class ParamsQuestion:
 def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> SelectedRank | None:
-    """Returns the counts of one rank of a layout; None without a rank. Other arguments: as of `RankRequest.share`."""
+    """Returns the counts of one rank; None without one. Other arguments: as of `RankRequest.selected_rank`."""
     return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 

@@ -66,7 +66,8 @@ def transient_bytes(
     element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits_head, keeps_last_layer: `splits` and `keeps_last` of `FsdpSettings`.
+    splits_head: whether embedding and head are separate groups.
+    keeps_last_layer: `keeps_last_layer_gathered` of `FsdpSettings`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
     embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered

@@ -64,7 +64,7 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str]:
     """Returns the process groups whose messages the launch file overlaps with matrix products.
 
     Files of other programs may list the arguments among those that do not change memory. Tensor-parallel messages
-    overlap with sequence parallelism alone (`user_buffers` of kernel_choices.py).
+    overlap with sequence parallelism alone (`has_user_buffers` of kernel_choices.py).
     """
     settings = launched_run.own_settings
     stated_names = {

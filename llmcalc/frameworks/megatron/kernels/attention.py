@@ -345,7 +345,7 @@ class AttentionKernels(LinearKernels):
         return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
-        """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
+        """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""
         kernel_choices, aten, x = self.rank_choices, self.t, scores
         if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
