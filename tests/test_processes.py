@@ -15,7 +15,7 @@ import pytest
 from llmcalc import processes
 from llmcalc.errors import InputError
 from llmcalc.processes import ForkedCalls, several_processes, usable_processes
-from llmcalc.simulator.effort import EFFORT, CountedWork
+from llmcalc.simulator.simulated_work import EFFORT, CountedWork
 from llmcalc.studies import layout_replays
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -176,7 +176,7 @@ def test_shared_recordings_count_once_in_a_search() -> None:
     EFFORT.begin_search()
     before = EFFORT.units
     EFFORT.use_recording(7, 100)
-    with EFFORT.count_apart() as work_so_far:
+    with EFFORT.count_separately() as work_so_far:
         EFFORT.units += 5
         EFFORT.use_recording(7, 100)
         EFFORT.use_recording(8, 30)
@@ -188,7 +188,7 @@ def test_shared_recordings_count_once_in_a_search() -> None:
     assert EFFORT.units == before + 100 + 2 * 5 + 30
 
     def refuse() -> None:
-        with EFFORT.count_apart():
+        with EFFORT.count_separately():
             EFFORT.units += 2
             EFFORT.use_recording(9, 1)
             raise InputError("refused")

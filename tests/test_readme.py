@@ -257,8 +257,8 @@ def kernels_table() -> str:
     for kernel in KERNELS:
         library = LIBRARIES[kernel.library]
         source = f"[{library.name}](https://github.com/{library.repository}/tree/{library.commit})"
-        known = f"{kernel.known}; {kernel.note}" if kernel.note else kernel.known
-        lines.append(f"| `{kernel.name}` | {source} | {kernel.where} | {known} |")
+        known = f"{kernel.memory_source}; {kernel.note}" if kernel.note else kernel.memory_source
+        lines.append(f"| `{kernel.name}` | {source} | {kernel.source_location} | {known} |")
     return "\n".join(lines) + "\n"
 
 

@@ -53,24 +53,25 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 class CudaRuntime:
     """The memory and properties of the GPU of a run.
 
-    workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
-        allocator. Default: that of an H100.
-    context: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
-    expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
-        default.
-    gpu: the accelerator's name, by which frameworks choose kernels.
-    capability: ten times its compute capability, by which torch chooses kernels.
+    workspace_bytes: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through
+        torch's allocator. Default: that of an H100.
+    context_bytes: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
+    has_expandable_segments: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True),
+        false by default.
+    gpu_name: the accelerator's name, by which frameworks choose kernels.
+    compute_capability: ten times its compute capability, by which torch chooses kernels.
     multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
-    is_tried: whether the run is one of many that a search tries, of which fewer layers are replayed; false by default.
+    is_search_candidate: whether the run is one of many that a search tries, of which fewer layers are replayed; false
+        by default.
     """
 
-    workspace: int = LARGE_WORKSPACE
-    context: int = CONTEXTS["9.0"][0] << 20
-    expandable: bool = False
-    gpu: str = "H100"
-    capability: int = 90
+    workspace_bytes: int = LARGE_WORKSPACE
+    context_bytes: int = CONTEXTS["9.0"][0] << 20
+    has_expandable_segments: bool = False
+    gpu_name: str = "H100"
+    compute_capability: int = 90
     multiprocessors: int = 132
-    is_tried: bool = False
+    is_search_candidate: bool = False
 
 
 HOPPER = CudaRuntime()
@@ -84,32 +85,34 @@ def cuda_runtime_of(
 
     An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
-    gpu_name = CudaRuntime.gpu if hardware is None else hardware.name.upper()
+    gpu_name = CudaRuntime.gpu_name if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
         return CudaRuntime(0, 0, has_expandable_segments, gpu_name)
     compute_capability = None if hardware is None else hardware.compute_capability
     is_large_gpu = compute_capability is None or int(compute_capability.partition(".")[0]) in LARGE
-    workspace = (
+    cublas_workspace_bytes = (
         (LARGE_WORKSPACE if is_large_gpu else WORKSPACE)
         if workspace_config is None
         else workspace_bytes(workspace_config)
     )
-    version = CudaRuntime.capability if compute_capability is None else int(compute_capability.replace(".", ""))
+    capability_number = (
+        CudaRuntime.compute_capability if compute_capability is None else int(compute_capability.replace(".", ""))
+    )
     compute_units = None if hardware is None else hardware.compute_units
     multiprocessor_count = (
         compute_units.count if compute_units is not None and compute_units.name in ("SM", "CU") else None
     )
-    context_size = CudaRuntime.context
+    context_size = CudaRuntime.context_bytes
     if hardware is not None and hardware.context_bytes is not None:
         context_size = hardware.context_bytes
     elif compute_capability is not None:
         context_size = context_bytes(compute_capability, multiprocessor_count)
     return CudaRuntime(
-        workspace,
+        cublas_workspace_bytes,
         context_size,
         has_expandable_segments,
         gpu_name,
-        version,
+        capability_number,
         multiprocessor_count or CudaRuntime.multiprocessors,
     )
 
@@ -120,7 +123,9 @@ def context_bytes(compute_capability: str, multiprocessor_count: int | None) -> 
     multiprocessor_count: their number; None for that of the GPU in the table.
     A capability between those of the table has the context of the one before it, an earlier one that of the first.
     """
-    known_capabilities = [name for name in CONTEXTS if float(name) <= float(compute_capability)]
+    known_capabilities = [
+        known_capability for known_capability in CONTEXTS if float(known_capability) <= float(compute_capability)
+    ]
     context_mib, measured_multiprocessors = CONTEXTS[
         known_capabilities[-1] if known_capabilities else next(iter(CONTEXTS))
     ]
@@ -136,5 +141,8 @@ def workspace_bytes(workspace_config: str) -> int:
         raise InputError(
             f"--cublas-workspace {workspace_config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8"
         )
-    buffer_numbers = [int(number_text) for number_text in workspace_config.split(":")[1:]]
-    return sum(kib * count * KIB for kib, count in zip(buffer_numbers[::2], buffer_numbers[1::2], strict=True))
+    sizes_and_counts = [int(number_text) for number_text in workspace_config.split(":")[1:]]
+    return sum(
+        buffer_kib * buffer_count * KIB
+        for buffer_kib, buffer_count in zip(sizes_and_counts[::2], sizes_and_counts[1::2], strict=True)
+    )

@@ -52,12 +52,12 @@ class ModulePeak(NamedTuple):
     """The peak of the device's memory during one module.
 
     phase: part of the step.
-    node: path of the module, with the index of its layer; empty for the model itself.
+    module_path: path of the module, with the index of its layer; empty for the model itself.
     bytes: bytes of tensors at the peak.
     """
 
     phase: str
-    node: str
+    module_path: str
     bytes: int
 
 
@@ -71,7 +71,8 @@ class MemoryTerm:
     witness: the measurement that it was compared with, or the source that it was read from; with the status `untested`,
         the parts without a measurement.
     versions: library versions for which it holds; empty if it depends on none.
-    of_runtime: whether the allocator, a library or the driver takes it, independent of the model; default false.
+    belongs_to_runtime: whether the allocator, a library or the driver takes it, independent of the model; default
+        false.
     """
 
     name: str
@@ -79,7 +80,7 @@ class MemoryTerm:
     status: Status
     witness: str
     versions: str = ""
-    of_runtime: bool = False
+    belongs_to_runtime: bool = False
 
 
 @frozen
@@ -163,7 +164,7 @@ class UnreplayedBytes:
 def with_evidence(memory_term: MemoryTerm, evidence: Sequence[Evidence]) -> MemoryTerm:
     """Returns the term, with the weakest verification status of the run's evidence."""
     weakest_status = weakest([memory_term.status, *(evidence_entry.status for evidence_entry in evidence)])
-    if memory_term.of_runtime or weakest_status == memory_term.status:
+    if memory_term.belongs_to_runtime or weakest_status == memory_term.status:
         return memory_term
     if weakest_status == "untested":
         return replace(
@@ -199,7 +200,7 @@ def device_memory(
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
     counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
+    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
 
 
 def summarize_memory(
@@ -217,15 +218,15 @@ def summarize_memory(
     is_complete: whether all layers were replayed on the allocator; default true.
     """
     allocation_place, peak = replay_result.peak
-    workspace_bytes = peak.kinds["overhead"]
-    bytes_by_kind = peak.kinds | {"overhead": workspace_bytes + replay_result.slop}
+    workspace_bytes = peak.bytes_of_all_kinds["overhead"]
+    bytes_by_kind = peak.bytes_of_all_kinds | {"overhead": workspace_bytes + replay_result.slop}
     allocated_bytes = peak.bytes + replay_result.slop
-    reserved_bytes = max(replay_result.reserved, allocated_bytes)
+    reserved_bytes = max(replay_result.reserved_bytes, allocated_bytes)
     allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspace_bytes,
         peak_bytes=allocated_bytes,
-        after_step_bytes=replay_result.after + replay_result.slop_after,
+        after_step_bytes=replay_result.final_bytes + replay_result.slop_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + context_bytes,
         peak_at=ModulePeak(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
@@ -239,7 +240,7 @@ def summarize_memory(
             ),
             MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
             MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
-            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, belongs_to_runtime=True),
         ),
     )
 
@@ -287,9 +288,11 @@ class CountedRun:
     ) -> None:
         self.runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.repeating: list[int] = [
+            stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
+        ]
         self.analyses: list[RepeatAnalysis] = self._record_events(record_replay)
-        most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_tried else MOST_REPLAYED_LAYERS
+        most_layers = MOST_TRIED_LAYERS if cuda_runtime.is_search_candidate else MOST_REPLAYED_LAYERS
         self.whole: bool = not self.repeating or sum(layer_stack.layers for layer_stack in self.stacks) <= most_layers
         self.result: ReplayResult = (
             extrapolate_layers(self._count_bytes, self.stacks)
@@ -306,7 +309,7 @@ class CountedRun:
     def tensor_bytes(self) -> int:
         """Bytes of tensors at the peak, without workspaces."""
         peak = self.result.peak[1]
-        return peak.bytes - peak.kinds["overhead"]
+        return peak.bytes - peak.bytes_of_all_kinds["overhead"]
 
     def least_bytes(self, context_bytes: int, unreplayed_bytes: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak, and the CUDA context.
@@ -314,7 +317,9 @@ class CountedRun:
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
         unreplayed_bytes: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.phases == MOMENTS)
+        whole_run_bytes = sum(
+            unreplayed_entry.bytes for unreplayed_entry in unreplayed_bytes if unreplayed_entry.phases == MOMENTS
+        )
         return self.result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
@@ -327,7 +332,9 @@ class CountedRun:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
         replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
-        replay_result.reserved = replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free
+        replay_result.reserved_bytes = (
+            replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free_bytes
+        )
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensors, self.whole)
@@ -335,23 +342,24 @@ class CountedRun:
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats, or with all layers if the repeats differ."""
         short_run_repeats = {
-            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating
+            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
+            for stack_index in self.repeating
         }
         try:
             return [
                 RepeatAnalysis(recorded_events, self.stacks, self.repeating)
-                for recorded_events in record_replay(short_run_repeats, self.runtime.workspace)
+                for recorded_events in record_replay(short_run_repeats, self.runtime.workspace_bytes)
             ]
         except NotRepeatingError:
             self.repeating = []
-        layers = sum(layer_stack.layers for layer_stack in self.stacks)
-        if layers > MOST_RECORDED_LAYERS:
+        layer_count = sum(layer_stack.layers for layer_stack in self.stacks)
+        if layer_count > MOST_RECORDED_LAYERS:
             raise InputError(
-                f"{layers:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
+                f"{layer_count:,} layers that differ are too many for memory; expected at most {MOST_RECORDED_LAYERS:,}"
             )
         return [
             RepeatAnalysis(recorded_events, self.stacks, [])
-            for recorded_events in record_replay({}, self.runtime.workspace)
+            for recorded_events in record_replay({}, self.runtime.workspace_bytes)
         ]
 
     def _count_bytes(self, repeats_by_stack: Mapping[int, int]) -> ReplayResult:
@@ -370,18 +378,25 @@ class CountedRun:
         """Extrapolates the allocator's overhead from runs with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating
         shorter_repeats, longer_repeats = (
-            {index: max(SHORT_RUN_REPEATS, layers // stacks[index].period) for index in repeating_stacks}
-            for layers in EXTRAPOLATED_FROM
+            {
+                stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[stack_index].layer_period)
+                for stack_index in repeating_stacks
+            }
+            for layer_count in EXTRAPOLATED_FROM
         )
         longer_repeats = {
-            index: min(stacks[index].repeats, max(longer_repeats[index], shorter_repeats[index] + 1))
-            for index in repeating_stacks
+            stack_index: min(
+                stacks[stack_index].repeats, max(longer_repeats[stack_index], shorter_repeats[stack_index] + 1)
+            )
+            for stack_index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].period for index in repeating_stacks
+            (longer_repeats[stack_index] - shorter_repeats[stack_index]) * stacks[stack_index].layer_period
+            for stack_index in repeating_stacks
         )
         missing_layers = sum(
-            (stacks[index].repeats - longer_repeats[index]) * stacks[index].period for index in repeating_stacks
+            (stacks[stack_index].repeats - longer_repeats[stack_index]) * stacks[stack_index].layer_period
+            for stack_index in repeating_stacks
         )
         return self._overhead_with_layers(shorter_repeats).extrapolate(
             self._overhead_with_layers(longer_repeats), missing_layers, added_layers
@@ -391,7 +406,9 @@ class CountedRun:
         """Returns the allocator's overhead. repeats_by_stack: stack → repeats, by default all."""
         return AllocatorOverhead.combine(
             [
-                repeat_analysis.allocator_overhead(CachingAllocator(self.runtime.expandable), repeats_by_stack)
+                repeat_analysis.allocator_overhead(
+                    CachingAllocator(self.runtime.has_expandable_segments), repeats_by_stack
+                )
                 for repeat_analysis in self.analyses
             ]
         )
@@ -410,17 +427,21 @@ def check_layers(spec: ModelSpec) -> None:
 
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
-    """Returns the joint result of several runs in sequence."""
-    joint_peaks = {place: peak for result in replay_results for place, peak in result.peaks.items()}
-    return ReplayResult(set_up=replay_results[0].set_up, after=replay_results[-1].after, peaks=joint_peaks)
+    """Returns the peaks and bytes of several consecutive runs as one result."""
+    joint_peaks = {
+        peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()
+    }
+    return ReplayResult(
+        set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=joint_peaks
+    )
 
 
 def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_bytes: Sequence[UnreplayedBytes]) -> None:
     """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed_bytes:
-        replay_result.set_up += tensors.bytes
-        replay_result.reserved += tensors.bytes
-        replay_result.after += tensors.bytes if tensors.stays_after_run else 0
+        replay_result.set_up_bytes += tensors.bytes
+        replay_result.reserved_bytes += tensors.bytes
+        replay_result.final_bytes += tensors.bytes if tensors.stays_after_run else 0
         for allocation_place, peak in replay_result.peaks.items():
             if allocation_place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
@@ -436,9 +457,9 @@ def _add_encoders(
     cache_bytes = sum(tensors.bytes for tensors in unreplayed_bytes if tensors.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
-        peak.bytes = replay_result.set_up + encoder_peak.bytes
+        peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes
         peak.by_kind = {
-            "weights": replay_result.set_up - cache_bytes,
+            "weights": replay_result.set_up_bytes - cache_bytes,
             "cache": cache_bytes,
             "temporary": encoder_peak.bytes,
         }
@@ -446,7 +467,7 @@ def _add_encoders(
             AllocationPlace("prefill", path=f"towers.{encoder_peak.name}"): peak,
             **replay_result.peaks,
         }
-        replay_result.reserved = max(replay_result.reserved, peak.bytes + replay_result.slop)
+        replay_result.reserved_bytes = max(replay_result.reserved_bytes, peak.bytes + replay_result.slop)
 
 
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:
@@ -464,5 +485,5 @@ def bytes_by_phase_and_kind(peaks: Mapping[AllocationPlace, MemoryPeak]) -> dict
     for phase in MOMENTS:
         phase_peaks = [peak for allocation_place, peak in peaks.items() if allocation_place.phase == phase]
         if phase_peaks:
-            bytes_by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).kinds
+            bytes_by_phase[phase] = max(phase_peaks, key=lambda peak: peak.bytes).bytes_of_all_kinds
     return bytes_by_phase

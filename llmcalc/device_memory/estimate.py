@@ -34,7 +34,7 @@ from .device_memory import (
     with_evidence,
 )
 from .evidence import evidence_of_run
-from .host import host_terms, with_paged_states
+from .host_memory import host_terms, with_paged_states
 from .inference import InferenceConfig, rank_recording_key, record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
@@ -72,18 +72,18 @@ class Memory:
 
     settings: the settings of the run.
     states: persistent tensors, in closed form.
-    published: number format of the published weights, default bfloat16.
-    config: the model's `config.json`; None if it has none.
-    runtime: memory of the accelerator's runtime, default that of an H100.
+    published_dtype: number format of the published weights, default bfloat16.
+    model_config: the model's `config.json`; None if it has none.
+    cuda_runtime: memory of the accelerator's runtime, default that of an H100.
     other_models: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
     """
 
     spec: ModelSpec
     settings: Settings
     states: MemoryUse
-    published: str = "bfloat16"
-    config: Mapping[str, Any] | Checkpoint | None = None
-    runtime: CudaRuntime = HOPPER
+    published_dtype: str = "bfloat16"
+    model_config: Mapping[str, Any] | Checkpoint | None = None
+    cuda_runtime: CudaRuntime = HOPPER
     other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _counted_runs: dict[Hashable, CountedRun] = field(default_factory=dict, repr=False, compare=False)
@@ -95,18 +95,18 @@ class Memory:
     @property
     def device(self) -> DeviceMemory:
         """The device memory on the run's accelerator. Raises `UnsupportedKernel` for an operation without a kernel."""
-        return self.memory_on(self.runtime)
+        return self.memory_on(self.cuda_runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
         """The attention implementation of the settings, else the phase's default."""
-        return self._counted_run_on(self.runtime).attention
+        return self._counted_run_on(self.cuda_runtime).attention
 
     @property
     def least_device_bytes(self) -> int:
         """The least bytes that the device may need: a bound of `device.device_bytes`, without the allocator."""
-        counted_run = self._counted_run_on(self.runtime).run
-        return counted_run.least_bytes(self.runtime.context, self._unreplayed_bytes())
+        counted_run = self._counted_run_on(self.cuda_runtime).run
+        return counted_run.least_bytes(self.cuda_runtime.context_bytes, self._unreplayed_bytes())
 
     @property
     def flash_bytes(self) -> int | None:
@@ -126,14 +126,14 @@ class Memory:
 
         A new base in few bits brings the recomputation that it has by default.
         """
-        parameter_count, run_settings = self.states.count, self.settings.with_(**changes)
+        parameter_count, run_settings = self.states.parameter_count, self.settings.with_(**changes)
         changed_memory = memory(
             self.spec,
             run_settings.with_usual_recomputation() if "base" in changes else run_settings,
-            self.published,
+            self.published_dtype,
             parameter_count.include,
-            self.config,
-            self.runtime,
+            self.model_config,
+            self.cuda_runtime,
             self.other_models,
             self._quantized_sizes,
         )
@@ -173,7 +173,7 @@ class Memory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""
         attention, training_run, encoder_peaks = self._counted_run_on(cuda_runtime)
         unreplayed_bytes, tensors = self._unreplayed_bytes(), self.tensors(attention)
-        device = training_run.memory(cuda_runtime.context, unreplayed_bytes, tensors, encoder_peaks)
+        device = training_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
         if self.settings.phase != "training":
             return device
         device = with_paged_states(device, self.states)
@@ -188,12 +188,12 @@ class Memory:
     @property
     def _has_encoder_run(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
-        encoded_inputs = self.states.inputs
+        encoded_inputs = self.states.encoded_inputs
         return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
 
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
-        encoded_inputs = self.states.inputs
+        encoded_inputs = self.states.encoded_inputs
         if encoded_inputs is None or not self._has_encoder_run:
             return []
         from .encoders import encoder_peaks
@@ -214,7 +214,9 @@ class Memory:
         )
         return replace(
             training_config,
-            choices=kernel_choices_on(training_config.choices, self.runtime if cuda_runtime is None else cuda_runtime),
+            kernel_choices=kernel_choices_on(
+                training_config.kernel_choices, self.cuda_runtime if cuda_runtime is None else cuda_runtime
+            ),
         )
 
     def _recorded_training(self, cuda_runtime: CudaRuntime) -> RecordReplay:
@@ -229,9 +231,12 @@ class Memory:
         replayed_passes = inference_passes(self.settings, self.spec, self.states, attention)
         if attention != "sdpa":
             return replayed_passes
-        compute_capability = cuda_runtime.capability
+        compute_capability = cuda_runtime.compute_capability
         return [
-            replace(inference_config, choices=replace(inference_config.choices, capability=compute_capability))
+            replace(
+                inference_config,
+                kernel_choices=replace(inference_config.kernel_choices, compute_capability=compute_capability),
+            )
             for inference_config in replayed_passes
         ]
 
@@ -251,7 +256,11 @@ class Memory:
 
         if not isinstance(self.spec, RankModel):
             return count_passes()
-        runtime_key = cuda_runtime.workspace, cuda_runtime.expandable, cuda_runtime.is_tried
+        runtime_key = (
+            cuda_runtime.workspace_bytes,
+            cuda_runtime.has_expandable_segments,
+            cuda_runtime.is_search_candidate,
+        )
         run_key = rank_recording_key(self.spec, {}), tuple(pass_configs), runtime_key
         if run_key not in self._counted_runs:
             self._counted_runs[run_key] = count_passes()
@@ -291,31 +300,33 @@ class Memory:
 
     def _tower_bytes(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
-        memory_use, parameter_count = self.states, self.states.count
+        memory_use, parameter_count = self.states, self.states.parameter_count
         if TOWERS.name not in parameter_count.include:
             return []
-        other_parts = parameter_count.include - {TOWERS.name}
+        parts_without_towers = parameter_count.include - {TOWERS.name}
         tensors = list(trained_tensors(parameter_count.tree, parameter_count.include))
-        towers = [
-            tensor for tensor in tensors if tensor not in list(trained_tensors(parameter_count.tree, other_parts))
+        tower_tensors = [
+            tensor
+            for tensor in tensors
+            if tensor not in list(trained_tensors(parameter_count.tree, parts_without_towers))
         ]
-        parameters = total_elements(towers)
-        weights = [UnreplayedBytes("weights", packed_bytes(parameters, memory_use.dtype))]
+        tower_elements = total_elements(tower_tensors)
+        weights = [UnreplayedBytes("weights", packed_bytes(tower_elements, memory_use.dtype))]
         if memory_use.optimizer is None or memory_use.adapters is not None:
             return weights
         state_bytes = (
             optimizer(memory_use.optimizer.name)
-            .state(towers, memory_use.optimizer.dtype, bool(self.settings.momentum))
+            .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = packed_bytes(parameters, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,
             UnreplayedBytes("optimizer", state_bytes + master_bytes),
             UnreplayedBytes(
                 "gradients",
-                packed_bytes(parameters, memory_use.grad_dtype),
+                packed_bytes(tower_elements, memory_use.grad_dtype),
                 ("backward", "step"),
                 stays_after_run=zeroes_gradients,
             ),
@@ -340,7 +351,7 @@ class Memory:
             (bool(run_settings.use_dora), "peft/tuners/lora/dora.py, DoraLinearLayer"),
             (bool(run_settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(run_settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
-            (memory_use.quantized is not None, "the scheme's storage; products in the activations' format"),
+            (memory_use.quantized_size is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block_tokens(run_settings, memory_use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
@@ -354,7 +365,8 @@ class Memory:
                 "sums of gradients in a format of their own",
             ),
             (
-                kernel_choices(run_settings, self.spec, attention).like_classes and loops_over_experts(self.spec),
+                kernel_choices(run_settings, self.spec, attention).matches_transformers
+                and loops_over_experts(self.spec),
                 "experts that the class of transformers runs one after another, counted as one grouped product",
             ),
             (
@@ -365,7 +377,10 @@ class Memory:
         optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
         return [
             *evidence_of_run(
-                self.spec, kernel_choices(run_settings, self.spec, attention), optimizer, memory_use.count.include
+                self.spec,
+                kernel_choices(run_settings, self.spec, attention),
+                optimizer,
+                memory_use.parameter_count.include,
             ),
             *([Evidence("pass", "of the encoders", UNTESTED)] if self._has_encoder_run else []),
             *(

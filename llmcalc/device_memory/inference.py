@@ -16,9 +16,9 @@ from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import AutogradGraph
 from ..simulator.choices import EAGER, KernelChoices
 from ..simulator.event_log import EventRecorder, RecordedEvents
-from ..simulator.frame import ParameterSet
 from ..simulator.layer_pattern import shortened_layers
 from ..simulator.meter import AllocationPlace, Device, Meter, NoMeter
+from ..simulator.module_frame import ParameterSet
 from ..simulator.profiles.dtensor import DTensorKernels
 from ..simulator.profiles.eager import EagerKernels
 from ..simulator.replay_result import ReplayResult
@@ -39,31 +39,31 @@ class InferenceConfig:
         the prefill and then one decoding step. An encoder-only model has a prefill alone, which caches nothing.
     batch: number of sequences, default 1.
     seq: tokens of each prompt, default 2048; in `decode`, the cached tokens.
-    source: tokens that an encoder reads, default `seq`.
-    chunk: tokens of a chunk of the prompt; None (default) for the whole prompt at once.
+    source_tokens: tokens that an encoder reads, default `seq`.
+    chunk_tokens: tokens of a chunk of the prompt; None (default) for the whole prompt at once.
     dtype: number format of weights and activations, default bfloat16.
-    choices: the kernels that run, default the eager ones.
-    mla: the form of latent attention, as in `Execution`.
+    kernel_choices: the kernels that run, default the eager ones.
+    latent_form: the form of latent attention, as in `Execution`.
     include: names of the optional parts that run too (`llmcalc.optional`), default none.
-    paged: whether the cache is a pool of blocks that exists before the passes; default false, where the cache grows by
-        concatenation, as the reference's does. New keys, values and states are written into the pool. A replay does not
-        count the pool: the caller adds its bytes. Flash attention reads keys and values in place; other attention first
-        copies them, in each layer, into tensors of the activations' number format.
-    weights: whether the replay counts the weights, default true. Weights with another storage than `dtype`, such as
-        quantized ones, are added by the caller.
+    has_paged_cache: whether the cache is a pool of blocks that exists before the passes; default false, where the cache
+        grows by concatenation, as the reference's does. New keys, values and states are written into the pool. A replay
+        does not count the pool: the caller adds its bytes. Flash attention reads keys and values in place; other
+        attention first copies them, in each layer, into tensors of the activations' number format.
+    counts_weights: whether the replay counts the weights, default true. Weights with another storage than `dtype`, such
+        as quantized ones, are added by the caller.
     """
 
     phase: InferencePhase = "inference"
     batch: int = 1
     seq: int = 2048
-    source: int | None = None
-    chunk: int | None = None
+    source_tokens: int | None = None
+    chunk_tokens: int | None = None
     dtype: str = "bfloat16"
-    choices: KernelChoices = EAGER
-    mla: LatentForm = "auto"
+    kernel_choices: KernelChoices = EAGER
+    latent_form: LatentForm = "auto"
     include: frozenset[str] = frozenset()
-    paged: bool = False
-    weights: bool = True
+    has_paged_cache: bool = False
+    counts_weights: bool = True
 
 
 class ServingRankKernels(DTensorKernels):
@@ -80,12 +80,12 @@ class ServingRankKernels(DTensorKernels):
 class ReplayedPass(NamedTuple):
     """One inference pass to replay.
 
-    tokens: new tokens per sequence.
-    past: tokens per sequence that earlier passes have cached.
+    new_tokens: new tokens per sequence.
+    cached_tokens: tokens per sequence that earlier passes have cached.
     """
 
-    tokens: int
-    past: int
+    new_tokens: int
+    cached_tokens: int
 
 
 class InferenceRun:
@@ -134,34 +134,40 @@ class InferenceRun:
             DTYPES[inference_config.dtype],
             trained=False,
             include=inference_config.include,
-            choices=inference_config.choices,
+            choices=inference_config.kernel_choices,
         )
-        lowering.run_only, lowering.paged = self.layers, inference_config.paged
+        lowering.run_only, lowering.paged = self.layers, inference_config.has_paged_cache
         return lowering
 
     def _run_config(self, phase: Phase, inference_pass: ReplayedPass) -> RunConfig:
         """Returns the run config of a pass. A last prompt chunk of one token counts as a decoding step."""
         inference_config = self.inference
-        if inference_pass.past and inference_pass.tokens == 1:
+        if inference_pass.cached_tokens and inference_pass.new_tokens == 1:
             phase = "decode"
         if not self.caches:
             phase = "forward"
-        source_tokens = inference_config.seq if inference_config.source is None else inference_config.source
+        source_tokens = (
+            inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
+        )
         workload = Workload(
             inference_config.batch,
-            inference_pass.tokens,
-            context=inference_pass.past,
+            inference_pass.new_tokens,
+            context=inference_pass.cached_tokens,
             source=source_tokens,
             phase=phase,
         )
-        return RunConfig(workload, execution=Execution(mla=inference_config.mla))
+        return RunConfig(workload, execution=Execution(mla=inference_config.latent_form))
 
     # --- the passes -------------------------------------------------------------------------------------------------
 
     @property
     def chunk_tokens(self) -> int:
         """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
-        return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
+        return (
+            self.inference.seq
+            if self.inference.chunk_tokens is None or not self.caches
+            else self.inference.chunk_tokens
+        )
 
     @property
     def chunk_count(self) -> int:
@@ -176,7 +182,7 @@ class InferenceRun:
     def set_up(self) -> None:
         """Allocates the parameters in the program's order, and for phase `decode` also the cache of the prompt."""
         self.meter.place = AllocationPlace("set-up")
-        if self.inference.weights:
+        if self.inference.counts_weights:
             self._allocate_parameters(self.lowering)
         else:
             unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
@@ -193,8 +199,8 @@ class InferenceRun:
         parameter_key = (
             tuple(self.layers.items()),
             inference_config.dtype,
-            inference_config.choices,
-            inference_config.mla,
+            inference_config.kernel_choices,
+            inference_config.latent_form,
             inference_config.include,
         )
         lowering.known_parameters = parameters_by_name.get(parameter_key)
@@ -212,7 +218,11 @@ class InferenceRun:
         unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
-        middle_passes = [ReplayedPass(last_pass.past - first_pass.tokens, first_pass.tokens)] if chunk_count > 2 else []
+        middle_passes = (
+            [ReplayedPass(last_pass.cached_tokens - first_pass.new_tokens, first_pass.new_tokens)]
+            if chunk_count > 2
+            else []
+        )
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with count_storages_as(self.meter, "cache"):
@@ -221,7 +231,7 @@ class InferenceRun:
                 self.meter.parameter_path = cache_key
                 self.lowering.store[cache_key] = tuple(
                     tensor
-                    if self.inference.paged
+                    if self.inference.has_paged_cache
                     else Tensor(tensor.shape, tensor.dtype, Storage(self.meter, tensor.storage.bytes), tensor.strides)
                     for tensor in tensors
                 )
@@ -273,10 +283,10 @@ class InferenceRun:
         """Runs one pass over new tokens."""
         inference_config, inputs, memory_meter = self.inference, lowering.inputs, lowering.graph.meter
         lowering.run_config = self._run_config(phase, inference_pass)
-        inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.tokens), INT64)
+        inputs[TOKENS] = token_ids = empty(memory_meter, (inference_config.batch, inference_pass.new_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
-        elif self.spec.kind == "encoder-decoder" and not inference_pass.past:
+        elif self.spec.kind == "encoder-decoder" and not inference_pass.cached_tokens:
             lowering.create_input_frames(self.program)
             if self.program.frames is None:
                 inputs[SOURCE] = empty(
@@ -314,13 +324,13 @@ def replay_inference(
     memory_meter = Meter(device)
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()
-    replay_result = ReplayResult(set_up=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
         place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.names
     }
-    replay_result.after = memory_meter.now
+    replay_result.final_bytes = memory_meter.now
     if device is not None:
         replay_result.read_allocator(device, memory_meter.now, memory_meter.peak)
     return replay_result
@@ -348,8 +358,8 @@ def rank_recording_key(spec: RankModel, repeats_by_stack: Mapping[int, int]) -> 
             rank_coordinates.tp,
             rank_coordinates.ep,
             rank_coordinates.etp,
-            spec.chunks.first,
-            spec.chunks.last,
+            spec.chunks.has_embedding,
+            spec.chunks.has_head,
         ),
         *(tuple(repeats_by_stack.items()), *rank_layers),
     )

@@ -28,22 +28,27 @@ def extrapolate_layers(
 
     replay_run: stack → repeats of its pattern, to the result of that run.
     """
-    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
+    short_run_repeats = {
+        extrapolated_index: SHORT_RUN_REPEATS
+        for extrapolated_index, stack in enumerate(stacks)
+        if stack.is_extrapolated
+    }
     short_run = replay_run(short_run_repeats)
     extrapolated_result = ReplayResult(
-        short_run.set_up,
-        short_run.after,
+        short_run.set_up_bytes,
+        short_run.final_bytes,
         peaks={allocation_place: peak.copy() for allocation_place, peak in short_run.peaks.items()},
     )
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     last_peaks: dict[AllocationPlace, MemoryPeak] = {}
     longer_runs = {
-        index: replay_run({**short_run_repeats, index: SHORT_RUN_REPEATS + 1}) for index in short_run_repeats
+        extrapolated_index: replay_run({**short_run_repeats, extrapolated_index: SHORT_RUN_REPEATS + 1})
+        for extrapolated_index in short_run_repeats
     }
     for stack_index, longer_run in longer_runs.items():
         added_repeats = stacks[stack_index].repeats - SHORT_RUN_REPEATS
-        extrapolated_result.set_up += added_repeats * (longer_run.set_up - short_run.set_up)
-        extrapolated_result.after += added_repeats * (longer_run.after - short_run.after)
+        extrapolated_result.set_up_bytes += added_repeats * (longer_run.set_up_bytes - short_run.set_up_bytes)
+        extrapolated_result.final_bytes += added_repeats * (longer_run.final_bytes - short_run.final_bytes)
         for allocation_place, peak in extrapolated_result.peaks.items():
             _extrapolate_peak(
                 peak,
@@ -53,7 +58,9 @@ def extrapolate_layers(
             )
     for stack_index, longer_run in longer_runs.items():
         for allocation_place in [
-            place for place in extrapolated_result.peaks if stacks[stack_index].is_in_second_repeat(place)
+            peak_place
+            for peak_place in extrapolated_result.peaks
+            if stacks[stack_index].is_in_second_repeat(peak_place)
         ]:
             second_peak = longer_run.peaks[allocation_place]
             third_peak = longer_run.peaks[stacks[stack_index].place_in_later_repeat(allocation_place, 1)]
@@ -63,10 +70,13 @@ def extrapolate_layers(
             )
             last_peaks[last_layer_place] = peak = extrapolated_result.peaks[allocation_place].copy()
             _extrapolate_peak(peak, second_peak, third_peak, stacks[stack_index].repeats - SHORT_RUN_REPEATS)
-    peaks = {_module_in_full_model(place, stacks): peak for place, peak in extrapolated_result.peaks.items()}
+    peaks = {_module_in_full_model(peak_place, stacks): peak for peak_place, peak in extrapolated_result.peaks.items()}
     return highest_pass(
         ReplayResult(
-            extrapolated_result.set_up, extrapolated_result.after, peaks=peaks | last_peaks, slopes=bytes_per_repeat
+            extrapolated_result.set_up_bytes,
+            extrapolated_result.final_bytes,
+            peaks=peaks | last_peaks,
+            bytes_per_repeat=bytes_per_repeat,
         )
     )
 
@@ -99,9 +109,9 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
         new_place = rename_to_phase(allocation_place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
-            if allocation_place in replay_result.slopes:
-                bytes_per_repeat[new_place] = replay_result.slopes[allocation_place]
-    return replace(replay_result, peaks=peaks, slopes=bytes_per_repeat)
+            if allocation_place in replay_result.bytes_per_repeat:
+                bytes_per_repeat[new_place] = replay_result.bytes_per_repeat[allocation_place]
+    return replace(replay_result, peaks=peaks, bytes_per_repeat=bytes_per_repeat)
 
 
 def _extrapolate_peak(peak: MemoryPeak, peak_before: MemoryPeak, peak_after: MemoryPeak, layer_factor: int) -> None:
@@ -117,7 +127,7 @@ def _module_in_longer_run(
     """Returns the matching module in a run with `added_repeats` more repeats of the layer pattern."""
     if (
         not layer_stack.contains(allocation_place)
-        or allocation_place.layer_index < layer_stack.before + (SHORT_RUN_REPEATS - 1) * layer_stack.period
+        or allocation_place.layer_index < layer_stack.layers_before + (SHORT_RUN_REPEATS - 1) * layer_stack.layer_period
     ):
         return allocation_place
     return layer_stack.place_in_later_repeat(allocation_place, added_repeats)
@@ -163,7 +173,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
                 allocation_place.layer_index,
                 allocation_place.path[prefix_length:],
                 peak_bytes,
-                replay_result.slopes.get(allocation_place, 0),
+                replay_result.bytes_per_repeat.get(allocation_place, 0),
             )
             for allocation_place, peak_bytes in stack_peaks
         ]
@@ -172,7 +182,7 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             {*range(0, last_repeat, last_repeat // LISTED + 1), last_repeat}, reverse=phase == "backward"
         )
         for repeat_index in listed_repeats:
-            added_layers = repeat_index * block_stack.period
+            added_layers = repeat_index * block_stack.layer_period
             module_peaks.extend(
                 [
                     (
@@ -185,10 +195,10 @@ def list_module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> 
             )
         stack_peaks.clear()
 
-    repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.slopes else []
+    repeated_stacks = [stack for stack in stacks if stack.is_extrapolated] if replay_result.bytes_per_repeat else []
     repeat_ends = {
         layer_stack.place_in_later_repeat(allocation_place, layer_stack.repeats - SHORT_RUN_REPEATS)
-        for allocation_place in replay_result.slopes
+        for allocation_place in replay_result.bytes_per_repeat
         for layer_stack in stacks
         if layer_stack.contains(allocation_place)
     }

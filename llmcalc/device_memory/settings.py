@@ -708,7 +708,11 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     Raises `InputError` where two of them say one setting.
     """
     run_settings = Settings(
-        **{name: value for name, value in setting_values.items() if name not in SHORTHANDS and value is not None}
+        **{
+            setting_name: setting_value
+            for setting_name, setting_value in setting_values.items()
+            if setting_name not in SHORTHANDS and setting_value is not None
+        }
     )
     if setting_values.get("phase") is None and (
         training_option(run_settings) or setting_values.get(CHECKPOINTING.name)

@@ -50,9 +50,9 @@ def kernel_choices(
         divides_logits=bool(run_settings.divide_logits),
         keeps_logits=bool(run_settings.keep_logits),
         fused_qkv=bool(run_settings.fused_qkv),
-        like_classes=matches_transformers,
+        matches_transformers=matches_transformers,
         compiled=bool(run_settings.compile),
-        capacity=None if run_settings.moe is None else capacity_of(run_settings.moe),
+        expert_capacity=None if run_settings.moe is None else capacity_of(run_settings.moe),
         fused_layer_norm=run_settings.norm is None,
         fake_quantization=None
         if run_settings.fake_quantize is None
@@ -63,7 +63,9 @@ def kernel_choices(
 
 def kernel_choices_on(kernel_choices: KernelChoices, cuda_runtime: CudaRuntime) -> KernelChoices:
     """Returns the kernels that run on an accelerator with this runtime."""
-    return replace(kernel_choices, capability=cuda_runtime.capability, multiprocessors=cuda_runtime.multiprocessors)
+    return replace(
+        kernel_choices, compute_capability=cuda_runtime.compute_capability, multiprocessors=cuda_runtime.multiprocessors
+    )
 
 
 def optimizer_implementation(run_settings: Settings, memory_use: MemoryUse) -> OptimizerImplementation | None:
@@ -170,27 +172,27 @@ def training_run(
     return TrainingConfig(
         batch=memory_use.workload.batch,
         seq=memory_use.workload.seq,
-        source=run_settings.source,
+        source_tokens=run_settings.source,
         microbatches=run_settings.num_microbatches or 1,
         dtype=computing_format(memory_use.dtype, "--dtype"),
-        master=memory_use.has_master,
+        has_master_weights=memory_use.has_master,
         optimizer=memory_use.optimizer.name,
         implementation=optimizer_implementation(run_settings, memory_use),
-        momentum=bool(run_settings.momentum),
+        has_momentum=bool(run_settings.momentum),
         recompute=run_settings.recompute_choice(),
-        choices=replace(
+        kernel_choices=replace(
             kernel_choices(run_settings, spec, attention),
-            gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
+            unfused_gelu=adapters is None or adapters.library == "peft",  # the others have models of their own
         ),
         autocast=run_settings.precision == "autocast",
         first_trained_layer=memory_use.first_trained_layer,
         trained_dtype=DTYPES[memory_use.trained_dtype] if memory_use.trained_dtype else None,
         adapters=adapters,
-        include=memory_use.count.include - {TOWERS.name},
+        include=memory_use.parameter_count.include - {TOWERS.name},
         keeps_gradients=run_settings.zero_grad == "zeros",
         optimizer_in_backward=bool(run_settings.optimizer_in_backward),
-        offload=bool(run_settings.offload_activations),
-        torch=run_settings.torch or "",
+        offloads_activations=bool(run_settings.offload_activations),
+        torch_version=run_settings.torch or "",
         state_dtype=None if state_format in usual_formats else storage_format(state_format, "--optimizer-dtype"),
         gradient_dtype=None
         if memory_use.grad_dtype == memory_use.trained_format
@@ -230,25 +232,28 @@ def inference_passes(
         phase="prefill",
         batch=memory_use.workload.batch,
         seq=seq,
-        source=run_settings.source,
-        chunk=prompt_chunk(run_settings, memory_use),
+        source_tokens=run_settings.source,
+        chunk_tokens=prompt_chunk(run_settings, memory_use),
         dtype=compute_format,
-        choices=replace(kernel_choices(run_settings, spec, attention), attention=attention),
-        mla=run_settings.mla or "auto",
-        include=memory_use.count.include - {TOWERS.name},
-        paged=bool(block_tokens),
-        weights=not has_storage_format(memory_use),
+        kernel_choices=replace(kernel_choices(run_settings, spec, attention), attention=attention),
+        latent_form=run_settings.mla or "auto",
+        include=memory_use.parameter_count.include - {TOWERS.name},
+        has_paged_cache=bool(block_tokens),
+        counts_weights=not has_storage_format(memory_use),
     )
     if run_settings.phase == "prefill" or spec.one_pass_model_name:
         return [prefill_config]
     if run_settings.phase == "decode":
-        return [replace(prefill_config, phase="decode", chunk=None)]
-    return [prefill_config, *([replace(prefill_config, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
+        return [replace(prefill_config, phase="decode", chunk_tokens=None)]
+    return [
+        prefill_config,
+        *([replace(prefill_config, phase="decode", seq=seq - 1, chunk_tokens=None)] if seq > 1 else []),
+    ]
 
 
 def has_storage_format(memory_use: MemoryUse) -> bool:
     """Whether the weights' storage format differs from the format of matrix products."""
-    return memory_use.quantized is not None or memory_use.dtype not in COMPUTED
+    return memory_use.quantized_size is not None or memory_use.dtype not in COMPUTED
 
 
 def activation_format(memory_use: MemoryUse) -> str:

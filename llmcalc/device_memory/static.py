@@ -46,20 +46,20 @@ from .settings import NARROW_PRODUCTS, PRECISIONS, MemoryPhase, Settings
 class MemoryUse:
     """The persistent memory of one copy of a model, in bytes.
 
-    count: the parameters.
+    parameter_count: the parameters.
     phase: training, prefill, decode or inference.
     dtype: number format of the weights; with `quantized_size`, of the unconverted tensors.
     workload: the sequences in the cache.
     kv_dtype: format of the cache; empty without a cache.
     grad_dtype, has_master, optimizer, precision: set in training only.
-    quantized: bytes of the weights under a quantization scheme; None without one.
+    quantized_size: bytes of the weights under a quantization scheme; None without one.
     adapters: the adapters that are trained instead of the weights, in `adapter_dtype`; None if the weights are trained.
-    inputs: the images and audio whose tokens are part of the sequences; None for text alone.
+    encoded_inputs: the images and audio whose tokens are part of the sequences; None for text alone.
     first_trained_layer: index of the first trained layer, where the last layers alone are; None for all weights.
     trained_dtype: number format of such layers; empty for `dtype`.
     """
 
-    count: ParameterCount
+    parameter_count: ParameterCount
     phase: MemoryPhase
     dtype: str
     workload: Workload
@@ -67,11 +67,11 @@ class MemoryUse:
     grad_dtype: str = ""
     has_master: bool = False
     optimizer: OptimizerState | None = None
-    quantized: QuantizedSize | None = None
+    quantized_size: QuantizedSize | None = None
     precision: str = ""
     adapters: LowRankAdapters | None = None
     adapter_dtype: str = ""
-    inputs: EncodedInputs | None = None
+    encoded_inputs: EncodedInputs | None = None
     first_trained_layer: int | None = None
     trained_dtype: str = ""
 
@@ -81,15 +81,17 @@ class MemoryUse:
 
         With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """
-        if self.quantized is not None:
-            return self.quantized.total
+        if self.quantized_size is not None:
+            return self.quantized_size.total
         if self.trained_dtype:
             trained_bytes = packed_bytes(self.trained_parameters, self.trained_dtype)
-            return packed_bytes(self.count.total - self.trained_parameters, self.dtype) + trained_bytes
+            return packed_bytes(self.parameter_count.total - self.trained_parameters, self.dtype) + trained_bytes
         if self.adapters is None:
-            return packed_bytes(self.count.total, self.dtype)
-        quantized_weights, stored_bytes = self.adapters.quantized_base(self.count.tree, self.count.include)
-        frozen_bytes = packed_bytes(self.count.total - quantized_weights, self.dtype) + stored_bytes
+            return packed_bytes(self.parameter_count.total, self.dtype)
+        quantized_weights, stored_bytes = self.adapters.quantized_base(
+            self.parameter_count.tree, self.parameter_count.include
+        )
+        frozen_bytes = packed_bytes(self.parameter_count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
             frozen_bytes,
             add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapters_and_copies)),
@@ -101,16 +103,18 @@ class MemoryUse:
         if self.phase != "training":
             return 0
         if self.first_trained_layer is not None:
-            return total_elements(tensors_from_layer(self.count.tree, self.first_trained_layer, self.count.include))
+            return total_elements(
+                tensors_from_layer(self.parameter_count.tree, self.first_trained_layer, self.parameter_count.include)
+            )
         if self.adapters is None:
-            return self.count.total
+            return self.parameter_count.total
         return add(*(total_elements(tensors) for tensors, _ in self._adapters_and_copies))
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
-        model_tree, included_parts = self.count.tree, self.count.include
+        model_tree, included_parts = self.parameter_count.tree, self.parameter_count.include
         adapters, module_copies = (
             self.adapters.adapters(model_tree, included_parts),
             self.adapters.trained_copies(model_tree, included_parts),
@@ -161,13 +165,15 @@ class MemoryUse:
     @property
     def full_context(self) -> Number:
         """The model's context length in tokens; None if the model states no limit."""
-        return longest_sequence(self.count.spec)
+        return longest_sequence(self.parameter_count.spec)
 
     def _cache_size(self, workload: Workload) -> Number:
         if not self.kv_dtype:
             return 0
         return bits_to_bytes(
-            self.count.tree.total(cache_bits_of(self.kv_dtype), RunConfig(workload), self.count.include)
+            self.parameter_count.tree.total(
+                cache_bits_of(self.kv_dtype), RunConfig(workload), self.parameter_count.include
+            )
         )
 
     @property
@@ -190,17 +196,19 @@ class MemoryUse:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
-            for part_option, adapter_elements in self.count.left_out.items()
+            for part_option, adapter_elements in self.parameter_count.left_out.items()
         ]
         if self.adapters is not None:
-            adapter_elements = total_elements(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
+            adapter_elements = total_elements(
+                self.adapters.uncounted_adapters(self.parameter_count.tree, self.parameter_count.include)
+            )
             if not is_zero(adapter_elements):
                 notes.append(
                     f"adapters of routed experts: {adapter_elements:,} parameters, which PEFT's all-linear trains "
                     "beside the fused "
                     "experts of many classes, such as those of Qwen3-MoE and DeepSeek-V3 (--lora-experts counts them)"
                 )
-        if self.quantized is None and DTYPE_BITS[self.dtype] < 16:
+        if self.quantized_size is None and DTYPE_BITS[self.dtype] < 16:
             option_note = " (--quantize counts them)" if self.phase != "training" else ""
             notes.append(
                 f"scales of the {short_dtype(self.dtype)} weights, and tensors that stay in a wider format{option_note}"
@@ -277,7 +285,12 @@ def _inference_memory(
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
         return MemoryUse(
-            params, run_settings.phase, weight_format, workload, quantized=stored_bytes, inputs=model_inputs
+            params,
+            run_settings.phase,
+            weight_format,
+            workload,
+            quantized_size=stored_bytes,
+            encoded_inputs=model_inputs,
         )
     has_usual_format = run_settings.phase == "inference" and scheme is not None
     activation_format = weight_format if DTYPE_BITS[weight_format] >= 16 and not has_usual_format else "bfloat16"
@@ -288,8 +301,8 @@ def _inference_memory(
         weight_format,
         workload,
         kv_dtype=cache_format_name,
-        quantized=stored_bytes,
-        inputs=model_inputs,
+        quantized_size=stored_bytes,
+        encoded_inputs=model_inputs,
     )
 
 
@@ -370,12 +383,13 @@ def _first_trained_layer(spec: ModelSpec, run_settings: Settings) -> int | None:
         raise InputError("--trainable-layers with --lora-rank: adapters train no layers; expected one of the two")
     if isinstance(spec, RankModel) or spec.decoder is None or spec.encoder is not None:
         raise InputError("--trainable-layers: is modelled for decoders on whole devices; expected none")
-    layers = spec.decoder.num_hidden_layers
-    if not 0 < run_settings.trainable_layers <= layers:
+    layer_count = spec.decoder.num_hidden_layers
+    if not 0 < run_settings.trainable_layers <= layer_count:
         raise InputError(
-            f"--trainable-layers {run_settings.trainable_layers}: the model has {layers} layers; expected 1 to {layers}"
+            f"--trainable-layers {run_settings.trainable_layers}: the model has {layer_count} layers; expected 1 to "
+            f"{layer_count}"
         )
-    return layers - run_settings.trainable_layers
+    return layer_count - run_settings.trainable_layers
 
 
 def _training_formats(run_settings: Settings) -> tuple[str, bool]:

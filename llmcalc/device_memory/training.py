@@ -43,23 +43,25 @@ class TrainingConfig:
 
     batch: sequences of a micro-batch, default 1.
     seq: tokens of a sequence, default 2048.
-    source: tokens that an encoder reads, default `seq`.
+    source_tokens: tokens that an encoder reads, default `seq`.
     microbatches: micro-batches per step, whose gradients are accumulated; default 1.
     dtype: number format of weights, gradients and activations, default bfloat16.
-    master: whether the optimizer updates fp32 master weights, from fp32 copies of the gradients; default false.
+    has_master_weights: whether the optimizer updates fp32 master weights, from fp32 copies of the gradients; default
+        false.
     optimizer: name of the optimizer.
     implementation: implementation of its step, as in `run_step`; default that of the optimizer's library.
-    momentum: whether SGD has momentum; default false.
+    has_momentum: whether SGD has momentum; default false.
     recompute: the modules that are recomputed in the backward pass, default none.
-    choices: the kernels that run, default the eager ones.
+    kernel_choices: the kernels that run, default the eager ones.
     autocast: whether products run in bfloat16 while weights stay in `dtype` (torch.autocast), default false.
     adapters: the adapters that are trained instead of the weights; default none.
     include: names of the optional parts that are trained too (`llmcalc.optional`), default none.
     keeps_gradients: whether gradients are set to zero after a step instead of being freed, default false.
     optimizer_in_backward: whether each tensor is updated as soon as its gradient is complete, and the gradient freed;
         default false. It requires one micro-batch per step.
-    torch: the version of torch whose optimizer steps run, such as `2.0`; default the newest.
-    offload: whether saved tensors of the layers are moved to the host until the backward pass; default false.
+    torch_version: the version of torch whose optimizer steps run, such as `2.0`; default the newest.
+    offloads_activations: whether saved tensors of the layers are moved to the host until the backward pass; default
+        false.
     state_dtype: number format of the optimizer's states; default that of the tensors that it updates.
     gradient_dtype: number format of gradient buffers that persist between steps; each gradient is added to its buffer
         as soon as it is complete. None (default) if every parameter keeps its gradient.
@@ -71,22 +73,22 @@ class TrainingConfig:
 
     batch: int = 1
     seq: int = 2048
-    source: int | None = None
+    source_tokens: int | None = None
     microbatches: int = 1
     dtype: str = "bfloat16"
-    master: bool = False
+    has_master_weights: bool = False
     optimizer: str = DEFAULT
     implementation: OptimizerImplementation | None = None
-    momentum: bool = False
+    has_momentum: bool = False
     recompute: Recompute = NONE
-    choices: KernelChoices = EAGER
+    kernel_choices: KernelChoices = EAGER
     autocast: bool = False
     adapters: Adapters | None = None
     include: frozenset[str] = frozenset()
     keeps_gradients: bool = False
     optimizer_in_backward: bool = False
-    torch: str = ""
-    offload: bool = False
+    torch_version: str = ""
+    offloads_activations: bool = False
     state_dtype: Dtype | None = None
     gradient_dtype: Dtype | None = None
     pages_states: bool = False
@@ -105,9 +107,9 @@ class TrainingConfig:
             self.optimizer,
             parameters,
             self.implementation,
-            self.momentum,
+            self.has_momentum,
             self.state_dtype,
-            self.torch,
+            self.torch_version,
             self.pages_states,
         )
 
@@ -155,7 +157,7 @@ class TrainingRun:
             Workload(
                 training_config.batch,
                 training_config.seq,
-                source=training_config.seq if training_config.source is None else training_config.source,
+                source=training_config.seq if training_config.source_tokens is None else training_config.source_tokens,
                 phase="training",
             )
         )
@@ -167,7 +169,7 @@ class TrainingRun:
             DTYPES[training_config.dtype],
             recompute=training_config.recompute,
             include=training_config.include,
-            choices=training_config.choices,
+            choices=training_config.kernel_choices,
             adapters=training_config.adapters,
         )
         self.lowering.run_only = dict(repeats_by_stack or {})
@@ -180,8 +182,8 @@ class TrainingRun:
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a chosen kernel of a part that the model does not have."""
-        kernel_choices, has_logits = self.training.choices, self.spec.head.type == "lm"
-        if kernel_choices.capacity is not None and all(
+        kernel_choices, has_logits = self.training.kernel_choices, self.spec.head.type == "lm"
+        if kernel_choices.expert_capacity is not None and all(
             operation.verb != "dispatch" for operation in self.program.root.steps()
         ):
             raise InputError("--moe: the model has no mixture of experts; expected dropless")
@@ -208,9 +210,10 @@ class TrainingRun:
                 self.trained.append(
                     OptimizedParameter(
                         self._tensor_to_update(weight),
-                        matrix=self._is_matrix(parameter_key),
+                        is_layer_matrix=self._is_matrix(parameter_key),
                         path=parameter_key,
-                        table=_path_without_indices(parameter_key).replace(".modules_to_save", "") in self._table_paths,
+                        is_embedding_table=_path_without_indices(parameter_key).replace(".modules_to_save", "")
+                        in self._table_paths,
                     )
                 )
             self.meter.parameter_path = None
@@ -225,8 +228,8 @@ class TrainingRun:
                 self.meter.parameter_path = None
 
     def _tensor_to_update(self, weight: Tensor) -> Tensor:
-        """Returns the tensor that the optimizer updates for a weight: the fp32 master copy, or the weight itself."""
-        trained_copies = self.training.master and weight.dtype is not FLOAT32
+        """Returns the tensor that the optimizer updates: a weight's fp32 master copy, or the weight itself."""
+        trained_copies = self.training.has_master_weights and weight.dtype is not FLOAT32
         return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
 
     @cached_property
@@ -285,7 +288,10 @@ class TrainingRun:
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
-        self.graph.pack_elsewhere, self.offloaded = (offload.pack if self.training.offload else None), offload.moved
+        self.graph.pack_elsewhere, self.offloaded = (
+            (offload.pack if self.training.offloads_activations else None),
+            offload.moved,
+        )
         logits = self.lowering.run(self.program)
         self.graph.pack_elsewhere = None
         self.meter.place = AllocationPlace("forward", path="loss")
@@ -308,11 +314,11 @@ class TrainingRun:
 
     @property
     def gradient_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns the hook for a completed parameter gradient; None without a hook."""
+        """Returns the function to call when a parameter's gradient is complete; None without such a hook."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
-        """Runs between a backward pass and the release of its graph. It does nothing on one device."""
+        """Hook between a backward pass and the release of its autograd graph; does nothing on one device."""
 
     def _take_workspace(self, thread_count: int) -> None:
         """Allocates the workspaces of the first `thread_count` threads, unless already allocated."""
@@ -327,7 +333,9 @@ class TrainingRun:
         inputs[TOKENS] = token_ids
         self.lowering.create_input_frames(self.program)
         if self.spec.kind == "encoder-decoder" and self.program.frames is None:
-            source_tokens = training_config.seq if training_config.source is None else training_config.source
+            source_tokens = (
+                training_config.seq if training_config.source_tokens is None else training_config.source_tokens
+            )
             inputs[SOURCE] = empty(self.meter, (training_config.batch, source_tokens), INT64)
         if self.spec.kind == "encoder":
             inputs[SOURCE] = token_ids
@@ -353,7 +361,7 @@ class TrainingRun:
         gradients: Sequence[Tensor | None] = self.sums or [weight.grad for weight in self.parameters]
         for trained_parameter, gradient in zip(self.trained, gradients, strict=True):
             trained_parameter.gradient, self.meter.parameter_path = gradient, trained_parameter.path
-            if self.training.master and gradient is not None and gradient.dtype is not FLOAT32:
+            if self.training.has_master_weights and gradient is not None and gradient.dtype is not FLOAT32:
                 trained_parameter.gradient = self.graph.new_tensor(gradient.shape, FLOAT32)
                 gradient_copies.append(trained_parameter.gradient)
         self.meter.parameter_path = None
@@ -406,14 +414,14 @@ def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResu
 
 def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
     """Replays a run's set-up and two steps, and returns the result."""
-    replay_result = ReplayResult(set_up=memory_meter.now)
+    replay_result = ReplayResult(set_up_bytes=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
     memory_meter.place = AllocationPlace()
     training_run.step()
     memory_meter.place = AllocationPlace("after")
     replay_result.store_step_peaks(first_peaks, memory_meter.peaks)
-    replay_result.after = memory_meter.now
+    replay_result.final_bytes = memory_meter.now
     if memory_meter.device is not None:
         replay_result.read_allocator(memory_meter.device, memory_meter.now, memory_meter.peak)
     return replay_result
@@ -424,12 +432,12 @@ class CountedSteps:
     """Two replayed steps, whose allocations and releases can be played on several allocators.
 
     result: the result of the replay, without the allocator's bytes.
-    pieces, storage_count: as in `play_step_lists`.
+    step_lists, storage_count: as in `play_step_lists`.
     requested_bytes, peak_requested: the requested bytes at the end and at the peak.
     """
 
     result: ReplayResult
-    pieces: Sequence[Stretch]
+    step_lists: Sequence[Stretch]
     storage_count: int
     requested_bytes: int
     peak_requested: int
@@ -437,7 +445,7 @@ class CountedSteps:
     def result_on_allocator(self, expandable_segments: bool) -> ReplayResult:
         """Returns the result with the bytes of an allocator that plays the steps."""
         replay_result = self.result.copy()
-        allocator = play_step_lists(self.pieces, self.storage_count, expandable_segments)
+        allocator = play_step_lists(self.step_lists, self.storage_count, expandable_segments)
         replay_result.read_allocator(allocator, self.requested_bytes, self.peak_requested)
         return replay_result
 

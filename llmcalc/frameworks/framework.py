@@ -53,7 +53,7 @@ class RunOnRanks:
 
         Passes do not depend on the allocator, so runs with and without expandable segments share them.
         """
-        return self._recorded_ranks.setdefault(replace(cuda_runtime, expandable=False), {})
+        return self._recorded_ranks.setdefault(replace(cuda_runtime, has_expandable_segments=False), {})
 
     def settings_on(self, cuda_runtime: CudaRuntime, make_settings: Callable[[], Any]) -> Any:
         """Returns the framework's settings on an accelerator, created by `make_settings` at the first call."""

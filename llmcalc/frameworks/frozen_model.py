@@ -57,7 +57,7 @@ class FrozenModel:
         """
         if self.is_divided_as_trained:
             return device.moments["step"]["weights"]
-        return self.bytes(memory_estimate.states.count.total, memory_estimate.states.dtype)
+        return self.bytes(memory_estimate.states.parameter_count.total, memory_estimate.states.dtype)
 
     def data(self) -> dict[str, object]:
         """Returns the frozen model as values of a JSON document."""

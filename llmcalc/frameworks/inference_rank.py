@@ -36,13 +36,13 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
     """
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
-    included_parts = whole_model.states.count.include
+    included_parts = whole_model.states.parameter_count.include
     divided_memory = memory(
         model,
         whole_model.settings,
-        whole_model.published,
+        whole_model.published_dtype,
         included_parts,
-        whole_model.config,
+        whole_model.model_config,
         cuda_runtime,
         quantized_sizes=whole_model.quantized_sizes_of_rank(model),
     )
@@ -59,8 +59,10 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
     device, first_layer = memory_estimate.device, min(model.chunks.layers, default=0)
 
     def with_model_layer_indices(timeline_point: ModulePeak) -> ModulePeak:
-        layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.node)
-        return timeline_point._replace(node=layer)
+        layer = re.sub(
+            r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + first_layer}", timeline_point.module_path
+        )
+        return timeline_point._replace(module_path=layer)
 
     tensors, *other_terms = device.terms
     if tensors.status == "untested":

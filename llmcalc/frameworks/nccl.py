@@ -69,7 +69,7 @@ def is_counted(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) 
     """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
     if layout.world == 1:
         return True
-    is_known_machine = layout.world <= MACHINE and cuda_runtime.gpu.startswith("A100")
+    is_known_machine = layout.world <= MACHINE and cuda_runtime.gpu_name.startswith("A100")
     return framework.nccl_is_known and layout.pp == 1 and is_known_machine
 
 

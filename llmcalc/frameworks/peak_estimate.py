@@ -23,7 +23,7 @@ from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import cached_rank_program, similar_stage
+from ..parallel.rank_program import cached_rank_program, representative_stage
 from ..parallel.schedule_formulas import peak_in_flight
 from ..parallel.schedules import check_micro_batches
 from ..parallel.search import routed_experts
@@ -244,7 +244,7 @@ class PeakEstimate:
         bytes_by_rank = self._static_bytes_by_rank(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            first_rank = [stage for stage in stages(layout, self.layers) if stage.rank == 0]
+            first_rank = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
             saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank]
             if any(saved_bytes):
                 distinct_count = distinct_micro_batches(layout, micro_batches)
@@ -256,7 +256,7 @@ class PeakEstimate:
         if layout not in self._static:
             rank_bytes = [0] * layout.pp
             for stage in stages(layout, self.layers):
-                rank_bytes[stage.rank] += self.static_bytes(layout, stage)
+                rank_bytes[stage.pipeline_rank] += self.static_bytes(layout, stage)
             self._static[layout] = rank_bytes
         return self._static[layout]
 
@@ -300,7 +300,7 @@ class PeakEstimate:
         check_micro_batches(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
-            stages_by_rank[stage.rank].append(stage)
+            stages_by_rank[stage.pipeline_rank].append(stage)
         if layout.is_bidirectional:  # the second half of the micro-batches enters at the last rank
             stages_by_rank = [
                 [*rank_stages, *stages_by_rank[layout.pp - 1 - rank]] for rank, rank_stages in enumerate(stages_by_rank)
@@ -311,7 +311,7 @@ class PeakEstimate:
             are_all_in_flight = micro_batches <= layout.pp - rank
             rank_key = (
                 are_all_in_flight,
-                *((self._layer_kind_runs(stage), stage.first, stage.last) for stage in rank_stages),
+                *((self._layer_kind_runs(stage), stage.has_embedding, stage.has_head) for stage in rank_stages),
             )
             if rank_key != previous_key or layout.schedule not in ("1f1b", "interleaved"):
                 distinct_ranks[rank] = rank_stages
@@ -328,8 +328,8 @@ class PeakEstimate:
         return (
             *_activation_shape(layout),
             tuple(map(id, self.layer_kinds[first_layer:end_layer])),
-            stage.first,
-            stage.last,
+            stage.has_embedding,
+            stage.has_head,
         )
 
     def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
@@ -408,7 +408,14 @@ class PeakEstimate:
         """Returns the parameter counts of a pipeline stage on one rank."""
         expert_tp = layout.expert_tp
         shard_count = layout.shards if self.pads and layout.zero == 3 else 1
-        cache_key = (layout.tp, expert_tp, shard_count, self._layer_kind_runs(stage), stage.first, stage.last)
+        cache_key = (
+            layout.tp,
+            expert_tp,
+            shard_count,
+            self._layer_kind_runs(stage),
+            stage.has_embedding,
+            stage.has_head,
+        )
         if cache_key not in self._parameters:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
             self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
@@ -419,7 +426,7 @@ class PeakEstimate:
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
         """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
-        node_tree = cached_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
+        node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
@@ -458,7 +465,7 @@ class PeakEstimate:
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the saved and peak bytes of a micro-batch's passes through a pipeline stage."""
         activation_shape = _activation_shape(layout)
-        cache_key = (*activation_shape, stage.layers, stage.first, stage.last)
+        cache_key = (*activation_shape, stage.layers, stage.has_embedding, stage.has_head)
         if cache_key not in self._bytes_of_stages:
             self._bytes_of_stages[cache_key] = self._micro_batch_bytes(layout, stage, activation_shape)
         return self._bytes_of_stages[cache_key]
@@ -494,16 +501,18 @@ class PeakEstimate:
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return start, end, None
             skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
-            if start + first_layer + pattern_repeats * pattern_length == end and not stage.last:
+            if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
                 end -= skipped_layers
-            elif not first_layer and not stage.first:
+            elif not first_layer and not stage.has_embedding:
                 start += skipped_layers
             return start, end, pattern_repeats
         while end - start > longest_window:
-            start, end = (start + 1, end) if stage.last else (start, end - 1)
-        while end - start < longest_window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
+            start, end = (start + 1, end) if stage.has_head else (start, end - 1)
+        while end - start < longest_window and not stage.has_head and end < len(kinds) and kinds[end] is kinds[start]:
             end += 1
-        while end - start < longest_window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
+        while (
+            end - start < longest_window and not stage.has_embedding and start > 0 and kinds[start - 1] is kinds[start]
+        ):
             start -= 1
         if end - start < longest_window:
             return stage.layers.start, stage.layers.stop, None
@@ -513,11 +522,11 @@ class PeakEstimate:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
         layer_count, ep = self.layers, max(1, self.experts // 2)
         stage_sizes: tuple[int, ...]
-        if stage.first and stage.last:
+        if stage.has_embedding and stage.has_head:
             stage_sizes, rank = (end_layer,), 0
-        elif stage.first:
+        elif stage.has_embedding:
             stage_sizes, rank = (end_layer, layer_count - end_layer), 0
-        elif stage.last:
+        elif stage.has_head:
             stage_sizes, rank = (start_layer, layer_count - start_layer), 1
         else:
             stage_sizes, rank = (start_layer, end_layer - start_layer, layer_count - end_layer), 1
@@ -573,14 +582,14 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 
     has_flat_parameters: whether a rank's part of all parameters is one flat tensor, which Adafactor does not factor.
     """
-    memory_use, n = memory_estimate.states, memory_estimate.states.count.total
+    memory_use, n = memory_estimate.states, memory_estimate.states.parameter_count.total
     if memory_use.first_trained_layer is not None:
         raise InputError(
             "--trainable-layers: plans and times are of runs that train whole models or adapters; expected none, or "
             "llmcalc memory"
         )
     if memory_use.optimizer is not None and memory_estimate.settings.lora_rank is None:
-        states_per_parameter = optimizer(memory_use.optimizer.name).per_element(has_flat_parameters)
+        states_per_parameter = optimizer(memory_use.optimizer.name).states_per_element(has_flat_parameters)
         if states_per_parameter is not None:
             bytes_per_matrix_element, adamw_extra_bytes = (
                 states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter

@@ -12,7 +12,7 @@ from ..components.evidence import evidence_of_parts
 from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm, memory_with_evidence
 from ..device_memory.estimate import Memory
-from ..device_memory.host import host_terms, paged_bytes
+from ..device_memory.host_memory import host_terms, paged_bytes
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
@@ -141,7 +141,7 @@ class Cluster:
         layer_names = [layer_name for _, layer_stack in self.spec.stacks() for layer_name in layer_stack.layer_names()]
         stage_layers: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
         for stage in stages(self.layout, len(layer_names)):
-            stage_layers[stage.rank].append(Counter(layer_names[layer] for layer in stage.layers))
+            stage_layers[stage.pipeline_rank].append(Counter(layer_names[layer] for layer in stage.layers))
         middle_stages: list[int] = []
         for pp in range(1, self.layout.pp - 1):
             if not any(
@@ -175,7 +175,7 @@ class Cluster:
         Raises `InputError` as `inference_rank.inference_rank` does.
         """
         if rank not in self._inference_ranks:
-            self._inference_ranks[rank] = inference_rank(self.memory, self.layout, rank, self.memory.runtime)
+            self._inference_ranks[rank] = inference_rank(self.memory, self.layout, rank, self.memory.cuda_runtime)
         return self._inference_ranks[rank]
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
@@ -184,7 +184,7 @@ class Cluster:
             device_memory = replace(device_memory, host=(*device_memory.host, *self._host_terms))
         else:
             check_serving(self.layout, self.framework)
-            device_memory = rank_memory(replace(self.inference_rank(rank), runtime=cuda_runtime))
+            device_memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
         device_memory = with_nccl_buffers(
             device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
         )
@@ -206,7 +206,11 @@ class Cluster:
             return ()
         training_config = self.memory.training()
         host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
-        return host_memory_terms if self.layout.world == 1 else host_memory_terms[: int(training_config.offload)]
+        return (
+            host_memory_terms
+            if self.layout.world == 1
+            else host_memory_terms[: int(training_config.offloads_activations)]
+        )
 
     @cached_property
     def evidence(self) -> list[Evidence]:
@@ -214,13 +218,13 @@ class Cluster:
         memory_use = self.memory.states
         framework_evidence = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if memory_use.optimizer is None else memory_use.optimizer.name
-        evidence = framework_evidence.run(evidence_of_parts(self.spec, memory_use.count.include), optimizer)
+        evidence = framework_evidence.run(evidence_of_parts(self.spec, memory_use.parameter_count.include), optimizer)
         return evidence if framework_evidence.own_kernels else [*evidence, *self.memory.evidence(self.attention)]
 
     @property
     def by_rank(self) -> tuple[RankMemory, ...]:
         """The memory of each rank in `ranks` on the run's accelerator."""
-        return self.memory_of_ranks(self.memory.runtime)
+        return self.memory_of_ranks(self.memory.cuda_runtime)
 
     @property
     def device_rank(self) -> RankMemory:
@@ -240,7 +244,9 @@ class Cluster:
         """
         if self.settings.allocator is not None:
             return None
-        expandable_rank = self.rank_memory(self.device_rank.rank, replace(self.memory.runtime, expandable=True))
+        expandable_rank = self.rank_memory(
+            self.device_rank.rank, replace(self.memory.cuda_runtime, has_expandable_segments=True)
+        )
         return self.device_rank.device.reserved_bytes, expandable_rank.device.reserved_bytes
 
     @property
@@ -281,7 +287,7 @@ class Cluster:
             self.micro_batches,
             rank,
             element_bytes=DTYPE_BITS[memory_use.dtype] // 8,
-            extra_parts=memory_use.count.include,
+            extra_parts=memory_use.parameter_count.include,
             recompute=self.settings.recompute_choice(),
         )
 

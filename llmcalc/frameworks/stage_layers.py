@@ -24,10 +24,14 @@ class StageLayers:
     def stack(self) -> LayerStack | None:
         """The stack of the stage's layers; None if it has several, or none."""
         stacks = program_stacks(self._program.root, 1, self._lowering.first_layer_index)
-        return stacks[0] if len(stacks) == 1 and not stacks[0].rest else None
+        return stacks[0] if len(stacks) == 1 and not stacks[0].remaining_repeats else None
 
     @property
     def has_one_kind(self) -> bool:
         """Whether all layers of the stage are of one kind."""
         stack, layers_before = self.stack, self._lowering.first_layer_index
-        return stack is not None and (stack.before, stack.period, stack.after) == (layers_before, 1, 0)
+        return stack is not None and (stack.layers_before, stack.layer_period, stack.layers_after) == (
+            layers_before,
+            1,
+            0,
+        )

@@ -153,7 +153,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
         return OptimizerStepBytes()
     dtype, matrix_elements = DTYPES[training_config.dtype], SIDE * SIDE
     gradient_type = training_config.gradient_dtype or dtype
-    has_copies = training_config.master and FLOAT32 not in (dtype, gradient_type)
+    has_copies = training_config.has_master_weights and FLOAT32 not in (dtype, gradient_type)
     copy_bytes, width = FLOAT32.bytes if has_copies else 0, gradient_type.bytes
     if has_flat_parameters:
         return OptimizerStepBytes(
@@ -168,7 +168,7 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)
     second_matrix_bytes = max(0.0, peak_of_2_matrices - 2 * bytes_per_parameter - largest_matrix_bytes)
     bytes_per_adamw_parameter = None
-    if optimizer(training_config.optimizer).by_matrix:
+    if optimizer(training_config.optimizer).separates_layer_matrices:
         adamw_bytes = _step_peak(training_config, gradient_type, has_copies, 1, is_matrix=False) / matrix_elements
         bytes_per_adamw_parameter = max(0.0, adamw_bytes - bytes_per_parameter)
     return OptimizerStepBytes(
@@ -191,7 +191,7 @@ def _step_peak(
     """
     memory_meter = Meter()
     autograd_graph, tensor_shape = AutogradGraph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
-    weight_type = FLOAT32 if training_config.master else DTYPES[training_config.dtype]
+    weight_type = FLOAT32 if training_config.has_master_weights else DTYPES[training_config.dtype]
     trained_parameters = [
         OptimizedParameter(empty(memory_meter, tensor_shape, weight_type), is_matrix and not has_flat_parameters)
         for _ in range(parameter_count)

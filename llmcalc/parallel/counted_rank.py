@@ -15,7 +15,7 @@ from .layout_request import LayoutRequest
 if TYPE_CHECKING:
     from ..algebra import Number
     from ..model import ModelSpec
-    from .rank_model import RankModel, RankShare
+    from .rank_model import RankModel, SelectedRank
 
 SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", "etp")
 """The settings of a layout by which counts of one rank differ."""
@@ -34,14 +34,18 @@ class RankRequest:
 
     def __init__(self, **options: Any) -> None:
         self.rank: int | None = options.pop("rank", None)
-        self.sizes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.sizes: dict[str, Any] = {
+            option_name: option_value for option_name, option_value in options.items() if option_value is not None
+        }
 
     @property
     def has_options(self) -> bool:
         """Whether the user gave any option of a layout or of a rank."""
         return bool(self.sizes) or self.rank is not None
 
-    def share(self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str) -> RankShare | None:
+    def selected_rank(
+        self, spec: ModelSpec, rank_cost: Callable[[RankModel], Number], cost_verb: str
+    ) -> SelectedRank | None:
         """Returns the requested rank's model; None if no layout was requested.
 
         rank_cost: the cost whose maximum selects the rank if no rank number was given.
@@ -51,7 +55,7 @@ class RankRequest:
         if not self.has_options:
             return None
         from .nearest import suggest_nearest_layouts
-        from .rank_model import RankShare, heaviest_rank, rank_model
+        from .rank_model import SelectedRank, heaviest_rank, rank_model
 
         if not self.sizes:
             raise InputError("--rank: is of a layout; expected its sizes too, such as --tp 8")
@@ -60,12 +64,12 @@ class RankRequest:
             layout = layout_request.layout()
             if self.rank is None:
                 choice_reason = f"the first rank that {cost_verb} the most" if layout.world > 1 else ""
-                return RankShare(heaviest_rank(spec, layout, rank_cost), choice_reason)
+                return SelectedRank(heaviest_rank(spec, layout, rank_cost), choice_reason)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
             model = rank_model(spec, layout, self.rank)
             model.tree()
-            return RankShare(model, "")
+            return SelectedRank(model, "")
 
 
 NO_RANK_OPTIONS = RankRequest()

@@ -202,8 +202,11 @@ class Layout:
 
 def stage_layers_option(layers: Sequence[int]) -> str:
     """Writes numbers of layers for `--pp-layout`: 2,2,2,3 as `2x3,3`."""
-    equal_stage_runs = [(layer_count, len(list(stages))) for layer_count, stages in groupby(layers)]
-    return ",".join(f"{count}x{stages}" if stages > 1 else str(count) for count, stages in equal_stage_runs)
+    equal_stage_runs = [(layer_count, len(list(stage_count))) for layer_count, stage_count in groupby(layers)]
+    return ",".join(
+        f"{layers_per_stage}x{stage_count}" if stage_count > 1 else str(layers_per_stage)
+        for layers_per_stage, stage_count in equal_stage_runs
+    )
 
 
 ONE_DEVICE = Layout()
@@ -213,40 +216,40 @@ ONE_DEVICE = Layout()
 class Stage(NamedTuple):
     """A pipeline stage: consecutive layers on one rank.
 
-    rank: the rank of the pipeline.
-    chunk: the index of the stage among the rank's stages.
+    pipeline_rank: the rank of the pipeline.
+    chunk_index: the index of the stage among the rank's stages.
     layers: indices of the layers in the model.
-    first, last: whether the stage has the embedding, and the head.
+    has_embedding, has_head: whether the stage has the embedding, and the head.
     """
 
-    rank: int
-    chunk: int
+    pipeline_rank: int
+    chunk_index: int
     layers: range
-    first: bool
-    last: bool
+    has_embedding: bool
+    has_head: bool
 
 
 class RankChunks(NamedTuple):
     """The layers of one pipeline rank, chunk by chunk.
 
-    rank: the rank of the pipeline.
+    pipeline_rank: the rank of the pipeline.
     layers: indices of the layers in the model.
-    first, last: whether the rank has the embedding, and the head.
+    has_embedding, has_head: whether the rank has the embedding, and the head.
     """
 
-    rank: int
+    pipeline_rank: int
     layers: tuple[int, ...]
-    first: bool
-    last: bool
+    has_embedding: bool
+    has_head: bool
 
 
-def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
+def rank_chunks(layout: Layout, layer_count: int, rank: int) -> RankChunks:
     """Returns the layers of one pipeline rank. A DualPipe rank has two stages, one from each end.
 
-    layers: number of layers of the model.
+    layer_count: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    stage_sizes, last_stage = layers_of_stages(layout, layers), layout.pp * layout.vpp - 1
+    stage_sizes, last_stage = layers_of_stages(layout, layer_count), layout.pp * layout.vpp - 1
     stage_starts = [*accumulate(stage_sizes, initial=0)]
     ranks = sorted({rank, layout.pp - 1 - rank}) if layout.is_bidirectional else [rank]
     stage_indices = [chunk * layout.pp + stage_rank for chunk in range(layout.vpp) for stage_rank in ranks]
@@ -255,7 +258,7 @@ def rank_chunks(layout: Layout, layers: int, rank: int) -> RankChunks:
 
 
 def stage_sizes_between_ends(
-    layers: int,
+    layer_count: int,
     pp: int,
     chunk_count: int,
     first_rank_layers: int | None,
@@ -267,7 +270,7 @@ def stage_sizes_between_ends(
     chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
-    layers_left = layers - (first_rank_layers or 0) - (last_rank_layers or 0)
+    layers_left = layer_count - (first_rank_layers or 0) - (last_rank_layers or 0)
     middle_ranks = pp - (first_rank_layers is not None) - (last_rank_layers is not None)
     divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
     if not divides_evenly:
@@ -283,14 +286,14 @@ def stage_sizes_between_ends(
 
 
 def stage_sizes_with_counted_ends(
-    layers: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
+    layer_count: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
 ) -> tuple[int, ...]:
     """Returns the layers of each stage where the embedding or the loss takes the place of a layer.
 
     stage_count: stages of all ranks. option_names: the arguments in messages.
     Raises `InputError` for layers that do not divide evenly.
     """
-    layers_with_ends = layers + counts_embedding + counts_loss
+    layers_with_ends = layer_count + counts_embedding + counts_loss
     if layers_with_ends % stage_count:
         raise InputError(f"{option_names}: {layers_with_ends} parts; expected a multiple of {stage_count} stages")
     stage_sizes = [layers_with_ends // stage_count] * stage_count
@@ -314,33 +317,34 @@ def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_nam
         )
 
 
-def layers_of_stages(layout: Layout, layers: int) -> tuple[int, ...]:
+def layers_of_stages(layout: Layout, layer_count: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage of a pipeline, in the order of a micro-batch.
 
-    layers: number of layers of the model.
+    layer_count: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
     stage_count = layout.pp * layout.vpp
-    if layout.pp_layout is None and layers % stage_count:
+    if layout.pp_layout is None and layer_count % stage_count:
         raise ImpossibleLayout(
-            f"--pp {layout.pp}: {stage_count} stages do not divide {layers} layers; expected a divisor, or --pp-layout"
+            f"--pp {layout.pp}: {stage_count} stages do not divide {layer_count} layers; expected a divisor, or "
+            "--pp-layout"
         )
-    stage_sizes = layout.pp_layout or (layers // stage_count,) * stage_count
-    if sum(stage_sizes) != layers:
-        raise ImpossibleLayout(f"--pp-layout: {sum(stage_sizes)} layers in all; expected the model's {layers}")
+    stage_sizes = layout.pp_layout or (layer_count // stage_count,) * stage_count
+    if sum(stage_sizes) != layer_count:
+        raise ImpossibleLayout(f"--pp-layout: {sum(stage_sizes)} layers in all; expected the model's {layer_count}")
     return stage_sizes
 
 
-def stages(layout: Layout, layers: int) -> Iterator[Stage]:
+def stages(layout: Layout, layer_count: int) -> Iterator[Stage]:
     """Yields a pipeline's stages in the order of a micro-batch.
 
-    layers: number of layers of the model.
+    layer_count: number of layers of the model.
     Chunk c of rank r is stage c · pp + r (Narayanan 2021, §2.2.2); under DualPipe rank r has the stages r and
     pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
     stage_count, first_layer = layout.pp * layout.vpp, 0
-    for stage_index, stage_layers in enumerate(layers_of_stages(layout, layers)):
+    for stage_index, stage_layers in enumerate(layers_of_stages(layout, layer_count)):
         yield Stage(
             stage_index % layout.pp,
             stage_index // layout.pp,

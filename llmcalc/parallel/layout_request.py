@@ -217,10 +217,10 @@ class LayoutRequest:
         Only where `--etp` is not typed, and its default, as many as `--tp`, is impossible.
         """
         tp, ep = self.tp or 1, self.ep or 1
-        ranks = tp * self._replica_count(tp * (self.pp or 1) * (self.cp or 1))
-        if self.etp is not None or ep == 1 or ranks % (ep * tp) == 0 or ranks % ep:
+        expert_ranks = tp * self._replica_count(tp * (self.pp or 1) * (self.cp or 1))
+        if self.etp is not None or ep == 1 or expert_ranks % (ep * tp) == 0 or expert_ranks % ep:
             return self
-        return replace(self, etp=ranks // ep)
+        return replace(self, etp=expert_ranks // ep)
 
     def check_zero_options(self, layout: Layout) -> None:
         """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""

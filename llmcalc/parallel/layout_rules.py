@@ -14,10 +14,10 @@ class LayoutRules:
     """A framework's layout rules, from which a search enumerates layouts.
 
     name: the framework's name in errors.
-    zero: default ZeRO stage of a layout with replicas.
-    other_stages: ZeRO stages that a search tries beside the default where no option states one.
-    untried: names of group sizes that the search leaves at 1.
-    whole_experts: whether each rank of a mixture of experts holds whole experts (`etp` 1).
+    default_zero_stage: default ZeRO stage of a layout with replicas.
+    other_zero_stages: ZeRO stages that a search tries beside the default where no option states one.
+    untried_sizes: names of group sizes that the search leaves at 1.
+    keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism.
     fills_pipeline: whether 1F1B needs at least as many micro-batches as stages.
     pipelines_on_request: whether pipelines are tried only if an option of pipelines was given, or no layout is possible
@@ -28,10 +28,10 @@ class LayoutRules:
     """
 
     name: str
-    zero: Zero = 0
-    other_stages: tuple[Zero, ...] = ()
-    untried: tuple[str, ...] = ()
-    whole_experts: bool = False
+    default_zero_stage: Zero = 0
+    other_zero_stages: tuple[Zero, ...] = ()
+    untried_sizes: tuple[str, ...] = ()
+    keeps_experts_whole: bool = False
     sequence_parallel: bool = False
     fills_pipeline: bool = False
     pipelines_on_request: bool = False
@@ -39,7 +39,7 @@ class LayoutRules:
     divides_weights: bool = False
 
     def keeps_gathered_weights(self, pp: int, zero_stage: int) -> bool:
-        """Whether gathered weights stay on the device after the forward pass by default."""
+        """Whether weights that were all-gathered stay on the device after the forward pass by default."""
         if self.divides_weights and zero_stage == 2:
             return True
         return self.keeps_gathered_in_pipelines and pp > 1 and (self.divides_weights or zero_stage == 3)
@@ -47,7 +47,11 @@ class LayoutRules:
     def with_divided_weights(self, layout: Layout) -> Layout:
         """Returns the layout, with the framework's ZeRO stage if the framework always divides weights."""
         has_replicas = layout.dp * layout.cp > 1
-        return replace(layout, zero=self.zero) if self.divides_weights and has_replicas and not layout.zero else layout
+        return (
+            replace(layout, zero=self.default_zero_stage)
+            if self.divides_weights and has_replicas and not layout.zero
+            else layout
+        )
 
     def check_zero_stage(self, zero_stage: int | None) -> None:
         """Raises `InputError` for ZeRO stage 1 if the framework always divides weights. zero_stage: None if not set."""

@@ -29,7 +29,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, PlacementTracker
-from .rank_program import RankFlow, cached_rank_program, is_divided, similar_stage
+from .rank_program import RankFlow, cached_rank_program, is_divided, representative_stage
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
@@ -41,23 +41,23 @@ MAX_PROGRAMS = 512
 class Message(NamedTuple):
     """Identical messages of one rank in one step.
 
-    group: the group of ranks.
+    process_group: the group of ranks.
     ranks: size of the group.
-    kind: the collective operation, or a send.
+    collective_kind: the collective operation, or a send.
     bytes: bytes of one message: of the whole tensor for a collective, of the sent tensor for a send.
     count: number of such messages in a step.
     """
 
-    group: Group
+    process_group: Group
     ranks: int
-    kind: CollectiveKind
+    collective_kind: CollectiveKind
     bytes: Number
     count: Number
 
     @property
     def wire_bytes(self) -> Number:
         """Bytes that this rank sends per message."""
-        return Collective("", self.kind, self.group, self.ranks, False, self.bytes).wire_bytes
+        return Collective("", self.collective_kind, self.process_group, self.ranks, False, self.bytes).wire_bytes
 
 
 @frozen
@@ -66,12 +66,12 @@ class StageChunk:
 
     stage: the stage; None without a pipeline.
     program: the program of its layers.
-    batches: micro-batches that pass it in a step.
+    micro_batches: micro-batches that pass it in a step.
     """
 
     stage: Stage | None
     program: RankFlow
-    batches: int
+    micro_batches: int
 
 
 class GradientRules(NamedTuple):
@@ -79,16 +79,16 @@ class GradientRules(NamedTuple):
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
-    messages: its messages for the weights of one replica group.
-    in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
-    one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
-    own_checkpointing: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
+    messages_of_group: its messages for the weights of one replica group.
+    reduces_in_float32: whether gradients are reduced as float32; otherwise in the format of the weights.
+    reduces_one_buffer: whether gradients of weights that a tensor group replicates are all-reduced in one buffer.
+    always_reentrant: whether recomputed layers always run as torch's `use_reentrant=True`, and products that read
         gathered tokens gather them again.
     """
 
     framework: str
     zero_stages: tuple[int, ...]
-    messages: GroupMessages
+    messages_of_group: GroupMessages
     reduces_in_float32: bool = False
     reduces_one_buffer: bool = False
     always_reentrant: bool = False
@@ -139,14 +139,18 @@ def rank_messages(
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
         for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
             process_group, ranks, collective_kind, message_bytes = (
-                collective_message.group,
+                collective_message.process_group,
                 collective_message.ranks,
-                collective_message.kind,
+                collective_message.collective_kind,
                 collective_message.bytes,
             )
             messages.append(
                 Message(
-                    process_group, ranks, collective_kind, message_bytes, collective_message.times * stage_chunk.batches
+                    process_group,
+                    ranks,
+                    collective_kind,
+                    message_bytes,
+                    collective_message.repetitions * stage_chunk.micro_batches,
                 )
             )
         messages += _loss_messages(layout, stage_chunk, run_config)
@@ -193,15 +197,15 @@ def _chunks_of_rank(
     if layout.pp == 1:
         yield StageChunk(None, cached_rank_program(spec, layout, rank), micro_batches)
         return
-    pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
-    all_stages = list(stages(layout, layers))
-    rank_stages = [stage for stage in all_stages if stage.rank == pp]
+    pp, layer_count = layout.coordinates(rank).pp, spec.main.num_hidden_layers
+    all_stages = list(stages(layout, layer_count))
+    rank_stages = [stage for stage in all_stages if stage.pipeline_rank == pp]
     if layout.is_bidirectional:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
-        chunk_batches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
-        recorded_stage = stage if keeps_layer_indices else similar_stage(spec, stage)
-        yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_batches)
+        chunk_microbatches = (micro_batches + 1 - chunk_index) // 2 if layout.is_bidirectional else micro_batches
+        recorded_stage = stage if keeps_layer_indices else representative_stage(spec, stage)
+        yield StageChunk(recorded_stage, cached_rank_program(spec, layout, rank, recorded_stage), chunk_microbatches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
@@ -210,8 +214,8 @@ def _chunks_of_rank(
 def _loss_messages(layout: Layout, stage_chunk: StageChunk, run_config: RunConfig) -> Iterator[Message]:
     """Returns the all-reduces of the loss, which exist only if the vocabulary is divided over ranks."""
     logits = stage_chunk.program.result
-    if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.last) and is_divided(logits.axes):
-        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.batches)
+    if logits is not None and (stage_chunk.stage is None or stage_chunk.stage.has_head) and is_divided(logits.axes):
+        yield Message("tp", layout.tp, "all_reduce", run_config.rows(LOGITS) * FLOAT32, 3 * stage_chunk.micro_batches)
 
 
 def _pipeline_messages(
@@ -222,11 +226,11 @@ def _pipeline_messages(
     sent_values: tuple[Value | None, ...] = ()
     if stage_chunk.stage is not None:
         program, stage = stage_chunk.program, stage_chunk.stage
-        sent_values = (None if stage.last else program.exit, None if stage.first else program.entry)
+        sent_values = (None if stage.has_head else program.exit, None if stage.has_embedding else program.entry)
     for sent_value in sent_values:
         if sent_value is not None:
             message_bytes = run_config.rows(sent_value.rows) * sent_value.width * element_bytes // token_ranks
-            yield Message("pp", layout.pp, "send", message_bytes, stage_chunk.batches)
+            yield Message("pp", layout.pp, "send", message_bytes, stage_chunk.micro_batches)
 
 
 # --- per step --------------------------------------------------------------------------------------------------------
@@ -256,15 +260,15 @@ def _tensor_group_gradients(
             weight_shard
             for weight_shard, undivided_shard in shard_pairs
             if weight_shard.tensor.shape == undivided_shard.tensor.shape
-            and not weight_shard.expert
-            and (layout.sequence_parallel or weight_shard.of_heads)
+            and not weight_shard.is_expert
+            and (layout.sequence_parallel or weight_shard.has_partial_gradient)
         ]
         if gradients.reduces_one_buffer:
             message_bytes = sum(weight_shard.elements for weight_shard in partial_sum_shards) * FLOAT32
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
         for weight_shard in partial_sum_shards:
-            message_count = weight_shard.count * (stage_chunk.batches if layout.pp == 1 else 1)
+            message_count = weight_shard.count * (stage_chunk.micro_batches if layout.pp == 1 else 1)
             yield Message("tp", layout.tp, "all_reduce", weight_shard.tensor.size * element_bytes, message_count)
 
 
@@ -279,16 +283,16 @@ def _data_messages(
     for stage_chunk in stage_chunks:
         all_shards = weight_shards(stage_chunk.program, extra_parts)
         for is_expert in (False, True):
-            weights = [weight_shard for weight_shard in all_shards if weight_shard.expert == is_expert]
-            if weights:
+            replicated_shards = [weight_shard for weight_shard in all_shards if weight_shard.is_expert == is_expert]
+            if replicated_shards:
                 ranks, sharding_ranks = (
                     (layout.expert_dp, layout.expert_shards) if is_expert else (layout.dp * layout.cp, layout.shards)
                 )
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.messages(
-                    ReplicatedWeights(layout, stage_chunk, weights, replica_group, element_bytes)
+                yield from gradients.messages_of_group(
+                    ReplicatedWeights(layout, stage_chunk, replicated_shards, replica_group, element_bytes)
                 )
 
 
@@ -323,13 +327,13 @@ class ReplicaGroup(NamedTuple):
 
 @frozen
 class ReplicatedWeights:
-    """The weights of a stage that a group of ranks replicates. width: bytes per element."""
+    """The weights of a stage that a group of ranks replicates. element_bytes: bytes per element."""
 
     layout: Layout
     chunk: StageChunk
     weights: list[WeightShard]
-    ranks: ReplicaGroup
-    width: int
+    replica_group: ReplicaGroup
+    element_bytes: int
 
     @property
     def elements(self) -> int:
@@ -355,7 +359,7 @@ def _embedding_messages(
     for stage_chunk in stage_chunks:
         if (
             stage_chunk.stage is not None
-            and (stage_chunk.stage.first or stage_chunk.stage.last)
+            and (stage_chunk.stage.has_embedding or stage_chunk.stage.has_head)
             and stage_chunk.program.tables
         ):
             embedding_table = next(iter(stage_chunk.program.tables.values()))

@@ -95,20 +95,20 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
     The distance of two sizes is the logarithm of their ratio, and counts twice if the size was given.
     """
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     yielded_layouts: set[Layout] = set()
-    nearby_layouts = _nearby_layouts(spec, layout_request, layers)
+    nearby_layouts = _nearby_layouts(spec, layout_request, layer_count)
     for _, layout in sorted(nearby_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):
         if (
             layout not in yielded_layouts
             and _divides_sequence(layout, seq)
-            and _is_possible_layout(spec, layout, layers)
+            and _is_possible_layout(spec, layout, layer_count)
         ):
             yield layout
         yielded_layouts.add(layout)
 
 
-def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
+def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:
     """Yields layouts with group sizes near the requested sizes, each with the distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
@@ -131,22 +131,24 @@ def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layers: int)
     tp_sizes_for_ep = [requested_sizes["ep"], 1] if layout_request.ep is not None and layout_request.tp is None else []
     tensor_sizes = filter(can_divide_axes, _tensor_parallel_sizes(axes, requested_sizes["tp"]))
     tp = _nearest_sizes(requested_sizes["tp"], tensor_sizes, *filter(can_divide_axes, tp_sizes_for_ep))
-    stage_counts = range(1, min(layers, FAR * requested_sizes["pp"]) + 1)
-    pp = _nearest_sizes(requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layers)))
-    chunk_counts = range(1, min(layers, FAR * requested_sizes["vpp"]) + 1)
+    stage_counts = range(1, min(layer_count, FAR * requested_sizes["pp"]) + 1)
+    pp = _nearest_sizes(
+        requested_sizes["pp"], stage_counts, *_nearest_sizes(requested_sizes["pp"], divisors(layer_count))
+    )
+    chunk_counts = range(1, min(layer_count, FAR * requested_sizes["vpp"]) + 1)
     vpp = [1] if layout_request.vpp is None else _nearest_sizes(requested_sizes["vpp"], chunk_counts, 1)
     for group_sizes in product(tp, pp, vpp, ep):
         size_table: dict[str, Any] = dict(
             zip(("tp", "pp", "vpp", "ep"), group_sizes, strict=True), cp=requested_sizes["cp"]
         )
-        if size_table["pp"] * size_table["vpp"] > layers or (size_table["vpp"] > 1 and size_table["pp"] == 1):
+        if size_table["pp"] * size_table["vpp"] > layer_count or (size_table["vpp"] > 1 and size_table["pp"] == 1):
             continue
         for etp in (
             {layout_request.etp or size_table["tp"], 1} if size_table["ep"] > 1 or layout_request.etp else {None}
         ):
             for dp in _replica_counts(layout_request, requested_sizes["dp"], size_table, etp or size_table["tp"]):
                 nearby_sizes = size_table | {"dp": dp, "etp": etp}
-                layout = _layout_of_sizes(layout_request, layers, requested_sizes, nearby_sizes)
+                layout = _layout_of_sizes(layout_request, layer_count, requested_sizes, nearby_sizes)
                 if layout is not None:
                     yield _layout_distance(layout_request, requested_sizes, nearby_sizes, layout), layout
 
@@ -245,14 +247,14 @@ def _layout_distance(
 
 def _divides_sequence(layout: Layout, seq: int | None) -> bool:
     """Whether the ranks divide a sequence of `seq` tokens evenly."""
-    ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
-    return seq is None or (seq % ranks == 0 and seq % tokens_multiple(layout.cp) == 0)
+    sequence_ranks = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    return seq is None or (seq % sequence_ranks == 0 and seq % tokens_multiple(layout.cp) == 0)
 
 
-def _is_possible_layout(spec: ModelSpec, layout: Layout, layers: int) -> bool:
+def _is_possible_layout(spec: ModelSpec, layout: Layout, layer_count: int) -> bool:
     """Whether every pipeline stage of the layout has a program."""
     try:
-        layers_of_stages(layout, layers)
+        layers_of_stages(layout, layer_count)
         for stage in {0, layout.pp - 1}:
             rank_model(spec, layout, layout.rank(pp=stage)).program()
     except InputError:

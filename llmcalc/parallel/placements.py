@@ -67,30 +67,30 @@ SCANS = (
 class Collective(NamedTuple):
     """A collective operation or a point-to-point message of one rank.
 
-    node: the node of the model that causes it.
-    kind: the operation.
-    group: the group of ranks.
+    node_path: the node of the model that causes it.
+    collective_kind: the operation.
+    process_group: the group of ranks.
     ranks: size of the group.
-    backward: whether it runs in the backward pass.
+    is_backward: whether it runs in the backward pass.
     bytes: bytes of the whole tensor for a collective, of the sent tensor for a send.
-    times: how often it runs in one pass of one micro-batch.
+    repetitions: how often it runs in one pass of one micro-batch.
     """
 
-    node: str
-    kind: CollectiveKind
-    group: Group
+    node_path: str
+    collective_kind: CollectiveKind
+    process_group: Group
     ranks: int
-    backward: bool
+    is_backward: bool
     bytes: Number
-    times: Number = 1
+    repetitions: Number = 1
 
     @property
     def wire_bytes(self) -> Number:
         """Bytes that a rank sends per operation in a ring: (n − 1)/n of the tensor, twice as many for an all-reduce."""
-        if self.kind == "send":
+        if self.collective_kind == "send":
             return self.bytes
         ring_bytes = self.bytes * (self.ranks - 1) // self.ranks
-        return 2 * ring_bytes if self.kind == "all_reduce" else ring_bytes
+        return 2 * ring_bytes if self.collective_kind == "all_reduce" else ring_bytes
 
 
 @dataclass
@@ -99,24 +99,25 @@ class PlacementTracker:
 
     layout: the layout.
     run_config: the run, with the tokens of one rank of a sequence.
-    width: bytes per element.
+    element_bytes: bytes per element.
     include: optional parts of the model that run, none by default.
     regathers: whether a product gathers its input tokens again in its backward pass instead of saving the gathered
         tensor (Korthikanti 2022, §4.2.2; Megatron-LM); false by default.
     recompute: the recomputation in the backward pass, whose messages are sent again; none by default.
     placements: id of a storage → its placement, where it differs from the default.
-    gathered: values that were made whole: id of the storage, whether the value is a view, whether it has a gradient.
+    gathered_values: values that were made whole: id of the storage, whether the value is a view, whether it has a
+        gradient.
     messages: the collectives so far.
     """
 
     layout: Layout
     run_config: RunConfig
-    width: int = 2
+    element_bytes: int = 2
     include: frozenset[str] = frozenset()
     regathers: bool = False
     recompute: Recompute = NONE
     placements: dict[int, Placement] = field(default_factory=dict)
-    gathered: set[tuple[int, bool, bool]] = field(default_factory=set)
+    gathered_values: set[tuple[int, bool, bool]] = field(default_factory=set)
     messages: list[Collective] = field(default_factory=list)
 
     def run_program(self, program: RankFlow) -> list[Collective]:
@@ -188,7 +189,7 @@ class PlacementTracker:
         that sends anything.
         """
         recompute = self.recompute
-        forward_messages = [message for message in self.messages[first_message_index:] if not message.backward]
+        forward_messages = [message for message in self.messages[first_message_index:] if not message.is_backward]
         if not forward_messages or recompute == NONE or recompute.core:
             return
         if recompute.saved_operations or recompute.nodes:
@@ -200,9 +201,9 @@ class PlacementTracker:
         layer_indices, layer_repeats = layer.about["indices"], layer.about["repeat"]
         recomputed_count = layer_repeats if layer_indices is None else sum(map(recompute.includes_layer, layer_indices))
         for message in self.messages[first_message_index:message_end_index]:
-            if not message.backward:
-                message_count = exact_div(times(message.times, recomputed_count), layer_repeats)
-                self.messages.append(message._replace(backward=True, times=message_count))
+            if not message.is_backward:
+                message_count = exact_div(times(message.repetitions, recomputed_count), layer_repeats)
+                self.messages.append(message._replace(is_backward=True, repetitions=message_count))
 
     def _add_message(
         self,
@@ -224,7 +225,7 @@ class PlacementTracker:
             process_group, self.layout.tp
         )
         element_count = recorded_value.width if element_count is None else element_count
-        message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.width
+        message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.element_bytes
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
             message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
         message_count = times(self.repeats, messages)
@@ -239,12 +240,12 @@ class PlacementTracker:
         gather_key = id(recorded_value.storage), recorded_value.of is not None, self.has_gradient
         if (
             self.placement(recorded_value) == "divided"
-            or gather_key in self.gathered
+            or gather_key in self.gathered_values
             or recorded_value.fixed
             or recorded_value.rows is ONCE
         ):
             return
-        self.gathered.add(gather_key)
+        self.gathered_values.add(gather_key)
         if self.placement(recorded_value) == "rows":
             self._add_message("all_gather", recorded_value, process_group)
             if self.regathers:
@@ -285,11 +286,15 @@ class PlacementTracker:
         else:
             for recorded_value in operation.ins:
                 self._reduce_partial_sum(recorded_value)
-            self._place_undivided(operation)
-        if operation.verb == "norm" and is_divided(operation.options["over"]) and not _has_whole_groups(operation):
-            float32_ratio = exact_div(FLOAT32, self.width) if self.width < FLOAT32 else 1
+            self._inherit_placement(operation)
+        if (
+            operation.verb == "norm"
+            and is_divided(operation.options["over"])
+            and not _has_undivided_norm_groups(operation)
+        ):
+            elements_per_mean = exact_div(FLOAT32, self.element_bytes) if self.element_bytes < FLOAT32 else 1
             for is_backward in (False, True):  # all-reduces of the mean squares, and of the means
-                elements = float32_ratio if operation.options["spec"].type == "rmsnorm" else 2 * float32_ratio
+                elements = elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
                 self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
@@ -343,13 +348,15 @@ class PlacementTracker:
                 self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
                 self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
         else:
-            for is_backward, tensors in ((False, 1), (True, 2)):  # keys and values; then their gradients too
-                self._add_message("send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensors)
+            for is_backward, tensor_pairs in ((False, 1), (True, 2)):  # keys and values; then their gradients too
+                self._add_message(
+                    "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * tensor_pairs
+                )
         if self.recompute.core and self.has_gradient:
             self.messages += [
-                message._replace(backward=True)
+                message._replace(is_backward=True)
                 for message in self.messages[first_message_index:]
-                if not message.backward
+                if not message.is_backward
             ]
 
     def _mamba_exchange_widths(self, operation: Step) -> list[Number] | None:
@@ -364,7 +371,7 @@ class PlacementTracker:
             return [operation.outs[0].width, operation.ins[1].width, operation.outs[0].width]
         return [] if operation.verb == "state" else None
 
-    def _place_undivided(self, operation: Step) -> None:
+    def _inherit_placement(self, operation: Step) -> None:
         """Gives an operation's result the placement of the inputs, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
@@ -390,7 +397,7 @@ class PlacementTracker:
                 self.placements[id(output.storage)] = "rows" if row_values else "whole"
 
 
-def _has_whole_groups(operation: Step) -> bool:
+def _has_undivided_norm_groups(operation: Step) -> bool:
     """Whether every group of a grouped norm is completely on one rank."""
     group_axis = operation.options.get("groups")
     return group_axis is not None and is_divided((group_axis,)) and not has_equal_shards((group_axis,))

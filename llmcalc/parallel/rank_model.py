@@ -134,14 +134,14 @@ class RankModel(ModelSpec):
         return tp > 1 and bool(element_count * tp > undivided_count)
 
 
-class RankShare(NamedTuple):
+class SelectedRank(NamedTuple):
     """The model of one rank, and the reason for counting this rank.
 
-    reason: the reason in words; empty if the user named the rank.
+    selection_reason: the reason in words; empty if the user named the rank.
     """
 
     model: RankModel
-    reason: str
+    selection_reason: str
 
     @property
     def layout(self) -> Layout:
@@ -190,7 +190,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     for stage in range(layout.pp):
         model = rank_model(spec, layout, layout.rank(pp=stage))
         layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
-        models_by_counts.setdefault((model.chunks.first, model.chunks.last, layer_counts), model)
+        models_by_counts.setdefault((model.chunks.has_embedding, model.chunks.has_head, layer_counts), model)
     return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
 
 
@@ -206,7 +206,10 @@ def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     node_pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, undivided_child, layout) for child, undivided_child in node_pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
-    op_forms = {name: _divide_op_tokens(form, undivided_node.forms[name], layout) for name, form in node.forms.items()}
+    op_forms = {
+        form_name: _divide_op_tokens(op_form, undivided_node.forms[form_name], layout)
+        for form_name, op_form in node.forms.items()
+    }
     return replace(node, children=children, op=op, forms=op_forms)
 
 

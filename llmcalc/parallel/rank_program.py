@@ -69,12 +69,12 @@ class AxisShard(Axis):
     degree: int = 1
 
 
-def flat_axes(shape: Shape) -> Iterator[Axis]:
+def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
             for axis_part in axis.parts:
-                yield from flat_axes(axis_part)
+                yield from axes_with_concatenated_parts(axis_part)
         else:
             yield axis
 
@@ -83,7 +83,7 @@ def has_equal_shards(shape: Shape) -> bool:
     """Whether several ranks have the same shard, because an axis has fewer parts than there are ranks."""
     return any(
         isinstance(axis, AxisShard) and isinstance(axis.size, int) and axis.size * axis.degree > axis.full_size
-        for axis in flat_axes(shape)
+        for axis in axes_with_concatenated_parts(shape)
         if axis.name not in NEAR_ROWS
     )
 
@@ -206,7 +206,7 @@ class RankFlow(Flow):
         self.layer_items: range = range(0)
         self.path: list[str] = []
         self.tables: dict[int, Weight] = {}
-        self.has_output: bool = stage is None or stage.last
+        self.has_output: bool = stage is None or stage.has_head
 
     @cached_property
     def divides_evenly(self) -> bool:
@@ -215,7 +215,7 @@ class RankFlow(Flow):
         for operation in self.root.steps():
             weight = () if operation.weight is None else (operation.weight.out, operation.weight.ins)
             for shape in (*weight, *(recorded_value.axes for recorded_value in (*operation.ins, *operation.outs))):
-                divided_axes.update(flat_axes(shape))
+                divided_axes.update(axes_with_concatenated_parts(shape))
         row_axes = [axis for axis in divided_axes if isinstance(axis, AxisShard) and axis.name in NEAR_ROWS]
         return all(axis.size * axis.degree == axis.full_size for axis in row_axes)
 
@@ -267,7 +267,7 @@ class RankFlow(Flow):
                 recorded_value.storage.axes
             ):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
-            for axis in flat_axes(recorded_value.axes):
+            for axis in axes_with_concatenated_parts(recorded_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
@@ -339,7 +339,7 @@ class RankFlow(Flow):
     def _stage_copy(self, weight: Weight) -> Weight:
         """Returns this stage's copy of a table of the first stage; other weights stay unchanged."""
         self.part_on_rank(weight)
-        if self.stage is None or self.stage.first or id(weight) not in self.tables:
+        if self.stage is None or self.stage.has_embedding or id(weight) not in self.tables:
             return weight
         if self.tables[id(weight)] is weight:
             self.tables[id(weight)] = Weight(weight.name, weight.out, weight.ins)
@@ -367,7 +367,7 @@ class RankFlow(Flow):
         stage_layers = frozenset(self.stage.layers)
         stage_layer_indices = [layer_index for layer_index in layer_indices if layer_index in stage_layers]
         first_layer_item = self.layer_items.start if self.layer_items.stop else len(self.root.items)
-        if self.entry is None and not self.stage.first:
+        if self.entry is None and not self.stage.has_embedding:
             x = self.entry = Value(x.rows, x.axes)
         self.exit = (
             super().layers(x, run, len(stage_layer_indices), stage_layer_indices, layers_name, **node_fields)
@@ -383,7 +383,7 @@ class RankFlow(Flow):
         The first stage has the embedding and the encoders of images and audio. The last stage has the items after the
         layers. Raises `InputError` if the stage reads a value that only another stage computes.
         """
-        if self.stage is None or (self.stage.first and self.stage.last):
+        if self.stage is None or (self.stage.has_embedding and self.stage.has_head):
             return
         layers_start, layers_end = self.layer_items.start, self.layer_items.stop
         items_before_layers, layer_items, items_after_layers = (
@@ -398,16 +398,16 @@ class RankFlow(Flow):
         ]
         items_before_layers = (
             [*items_before_layers, *tower_scopes]
-            if self.stage.first
+            if self.stage.has_embedding
             else [scope_item for scope_item in items_before_layers if _is_function_boundary(scope_item)]
         )
         items_after_layers = [
             scope_item
             for scope_item in items_after_layers
-            if scope_item not in tower_scopes and (self.stage.last or _is_function_boundary(scope_item))
+            if scope_item not in tower_scopes and (self.stage.has_head or _is_function_boundary(scope_item))
         ]
         self.root.items = [*items_before_layers, *layer_items, *items_after_layers]
-        if not self.stage.last:
+        if not self.stage.has_head:
             self.result = self.exit
         computed_storage_ids = {
             id(scope.first_layer_output) for scope in self.root.scopes() if scope.first_layer_output is not None
@@ -470,7 +470,11 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def _record_program(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | RankChunks | None) -> RankFlow:
-    if stage is not None and not (stage.first and stage.last) and (refusal_reason := no_pipeline_reason(spec)):
+    if (
+        stage is not None
+        and not (stage.has_embedding and stage.has_head)
+        and (refusal_reason := no_pipeline_reason(spec))
+    ):
         raise InputError(f"--pp {rank_axes.layout.pp}: {refusal_reason}; expected --pp 1")
     rank_flow = RankFlow(rank_axes, stage, has_whole_towers(spec, rank_axes))
     spec.program(rank_flow)
@@ -492,7 +496,7 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
             axis
             for operation in operations
             for recorded_value in operation.outs
-            for axis in flat_axes(recorded_value.axes)
+            for axis in axes_with_concatenated_parts(recorded_value.axes)
         )
     )
 
@@ -509,7 +513,10 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
             for recorded_value in operation.ins[:2]
         ]
         head_counts = [
-            axis.size for source_value in source_values for axis in flat_axes(source_value.axes) if "heads" in axis.name
+            axis.size
+            for source_value in source_values
+            for axis in axes_with_concatenated_parts(source_value.axes)
+            if "heads" in axis.name
         ]
         known_counts = [head_count for head_count in head_counts if isinstance(head_count, int)]
         check_divided_heads(known_counts, layout.tp, layout.cp, ("--cp-comm", "--cp"))
@@ -558,7 +565,7 @@ def cached_rank_program(
         id(spec),
         layout_without_stages,
         rank_axes.coordinates,
-        stage and (stage.layers, stage.first, stage.last),
+        stage and (stage.layers, stage.has_embedding, stage.has_head),
     )
     if program_key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
@@ -571,20 +578,20 @@ _stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
 """Stages of models, the first of each kind; the model is kept so that no other one gets its id."""
 
 
-def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
+def representative_stage(spec: ModelSpec, stage: Stage) -> Stage:
     """Returns one stage as the representative of all stages with the same layer types, to share a program.
 
     Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
     """
-    stage_key = id(spec), *stage_kind(spec, stage)
+    stage_key = id(spec), *stage_program_key(spec, stage)
     if len(_stages) >= MAX_STAGES:
         _stages.clear()
     return _stages.setdefault(stage_key, (spec, stage))[1]
 
 
-def stage_kind(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
-    """Returns what determines the program of a stage but for the indices of its layers."""
-    return stage.first, stage.last, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
+def stage_program_key(spec: ModelSpec, stage: Stage) -> tuple[object, ...]:
+    """Returns a key that is equal for stages whose programs differ only in layer indices."""
+    return stage.has_embedding, stage.has_head, *spec.main.layer_names()[stage.layers.start : stage.layers.stop]
 
 
 MAX_STAGES = 1024

@@ -33,19 +33,19 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 class PassAction(NamedTuple):
     """One pass of a micro-batch through a chunk on a rank.
 
-    kind: the kind of pass.
-    chunk: the index of the chunk on its rank.
+    pass_kind: the kind of pass.
+    chunk_index: the index of the chunk on its rank.
     micro_batch: the index of the micro-batch in the step.
-    overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
+    is_overlapped: whether it runs at the same time as the next action (DualPipe's pairs).
     """
 
-    kind: Kind
-    chunk: int
+    pass_kind: Kind
+    chunk_index: int
     micro_batch: int
-    overlapped: bool = False
+    is_overlapped: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind} of micro-batch {self.micro_batch} in chunk {self.chunk}"
+        return f"{self.pass_kind} of micro-batch {self.micro_batch} in chunk {self.chunk_index}"
 
 
 Order: TypeAlias = tuple[PassAction, ...]
@@ -55,16 +55,16 @@ class InFlightCounts(NamedTuple):
     """The numbers of micro-batches in flight on a rank, per chunk.
 
     awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
-    weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
+    awaiting_weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
     """
 
     awaiting_backward: tuple[int, ...]
-    weights: tuple[int, ...]
+    awaiting_weights: tuple[int, ...]
 
     @property
     def total(self) -> int:
         """The number of micro-batches in flight, over all chunks."""
-        return sum(self.awaiting_backward) + sum(self.weights)
+        return sum(self.awaiting_backward) + sum(self.awaiting_weights)
 
 
 @frozen
@@ -74,38 +74,38 @@ class Pipeline:
     ranks: number of ranks.
     chunk_count: chunks of layers per rank.
     micro_batches: micro-batches per step.
-    orders: per rank, its actions.
-    two_way: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and passes the
-        ranks' chunks 0; the other half enters at the last rank and passes the chunks 1.
+    actions_by_rank: per rank, its actions.
+    is_bidirectional: whether micro-batches enter at both ends (DualPipe). The first half of them enters at rank 0 and
+        passes the ranks' chunks 0; the other half enters at the last rank and passes the chunks 1.
     """
 
     ranks: int
     chunk_count: int
     micro_batches: int
-    orders: tuple[Order, ...]
-    two_way: bool = False
+    actions_by_rank: tuple[Order, ...]
+    is_bidirectional: bool = False
 
     @property
     def stages(self) -> int:
         """The number of stages that a micro-batch passes through."""
-        return self.ranks if self.two_way else self.ranks * self.chunk_count
+        return self.ranks if self.is_bidirectional else self.ranks * self.chunk_count
 
     def stage(self, rank: int, chunk: int) -> int:
         """Returns the stage index of a rank's chunk in the order of a micro-batch."""
-        if self.two_way:
+        if self.is_bidirectional:
             return self.ranks - 1 - rank if chunk else rank
         return chunk * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """Returns the rank that runs a stage for a micro-batch."""
-        if self.two_way:
+        if self.is_bidirectional:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
         awaiting_backward, awaiting_weights = [0] * self.chunk_count, [0] * self.chunk_count
-        for action in self.orders[rank]:
+        for action in self.actions_by_rank[rank]:
             pass_kind, chunk = action[:2]
             awaiting_backward[chunk] += pass_kind == "F"
             yield action, InFlightCounts(tuple(awaiting_backward), tuple(awaiting_weights))
@@ -114,7 +114,7 @@ class Pipeline:
 
     def most_in_flight(self, rank: int) -> int:
         """Returns the largest number of micro-batches in flight on a rank, over all chunks."""
-        return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
+        return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.actions_by_rank[rank]])))
 
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
@@ -134,7 +134,7 @@ class Pipeline:
                 ("I", chunk): awaiting_weights - weight,
                 ("W", chunk): -awaiting_weights,
             }
-        rank_passes = [action[:2] for action in self.orders[rank]]
+        rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
         chunks_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak_count = max(chunks_in_flight)
         pass_counts = Counter(rank_passes[: chunks_in_flight.index(peak_count) + 1])
@@ -167,7 +167,7 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     if p == 1:
         return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
     if schedule_name == "dualpipe":
-        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), two_way=True)
+        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), is_bidirectional=True)
     if schedule_name == "zb-h1":
         return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
     if schedule_name == "1f1b":
@@ -263,8 +263,8 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
 
 def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     """Returns a rank's passes in the ZB-H1 schedule: 1F1B with weight-gradient passes delayed by `rank` passes."""
-    p, m = ranks, micro_batches
-    warmup_count = min(p - 1 - rank, m)
+    rank_count, m = ranks, micro_batches
+    warmup_count = min(rank_count - 1 - rank, m)
     forward_passes, input_passes, weight_passes = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
     rank_actions = forward_passes[:warmup_count]
     for i in range(m):
@@ -366,8 +366,8 @@ class ActionSpan(NamedTuple):
     """An action with start and end time."""
 
     action: PassAction
-    start: float
-    end: float
+    start_time: float
+    end_time: float
 
 
 class Deadlock(ValueError):
@@ -378,25 +378,25 @@ class Deadlock(ValueError):
 class Timetable:
     """The start and end times of all actions in a step.
 
-    spans: per rank, its actions in order.
+    spans_by_rank: per rank, its actions in order.
     outputs_sent, gradients_sent: per rank, the number of messages that it sends to other ranks.
     """
 
     pipeline: Pipeline
-    costs: PassDurations
-    spans: tuple[tuple[ActionSpan, ...], ...]
+    pass_durations: PassDurations
+    spans_by_rank: tuple[tuple[ActionSpan, ...], ...]
     outputs_sent: tuple[int, ...]
     gradients_sent: tuple[int, ...]
 
     @property
     def time(self) -> float:
         """The duration of the step, from the first action to the end of the last."""
-        return max(action_spans[-1].end for action_spans in self.spans)
+        return max(action_spans[-1].end_time for action_spans in self.spans_by_rank)
 
     def busy_time(self, rank: int) -> float:
         """Returns the time during which a rank runs actions."""
-        action_spans = self.spans[rank]
-        return sum(span.end - span.start for span in action_spans if not span.action.overlapped)
+        action_spans = self.spans_by_rank[rank]
+        return sum(span.end_time - span.start_time for span in action_spans if not span.action.is_overlapped)
 
     @property
     def idle(self) -> float:
@@ -423,7 +423,7 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
     simulation = _StepSimulation(pipeline, pass_durations or PassDurations())
     while simulation.ready:
         simulation.advance(simulation.ready.pop())
-    for rank, rank_actions in enumerate(pipeline.orders):
+    for rank, rank_actions in enumerate(pipeline.actions_by_rank):
         if len(simulation.spans[rank]) < len(rank_actions):
             raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans[rank])]}")
     outputs, gradients = tuple(simulation.sent["F"]), tuple(simulation.sent["B"])
@@ -468,9 +468,9 @@ class _StepSimulation:
 
     def advance(self, rank: int) -> None:
         """Runs a rank's actions until it must wait for another rank."""
-        rank_actions, next_index = self.pipeline.orders[rank], len(self.spans[rank])
+        rank_actions, next_index = self.pipeline.actions_by_rank[rank], len(self.spans[rank])
         while next_index < len(rank_actions):
-            overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].overlapped]
+            overlapped_actions = rank_actions[next_index : next_index + 1 + rank_actions[next_index].is_overlapped]
             start_time = self.free[rank]
             for action in overlapped_actions:
                 required_pass, ready_time = self.awaited_pass(action, rank)
@@ -481,7 +481,7 @@ class _StepSimulation:
             end_time = start_time + (
                 self.costs.overlapped_duration()
                 if len(overlapped_actions) > 1
-                else self.durations[overlapped_actions[0].kind]
+                else self.durations[overlapped_actions[0].pass_kind]
             )
             self.free[rank] = end_time
             for action in overlapped_actions:
@@ -490,7 +490,7 @@ class _StepSimulation:
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
         """Returns the pass that an action waits for, and the arrival time of that pass's result (None if unknown)."""
-        pass_kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
+        pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass
         if pass_kind == "F":  # the output of the previous stage
@@ -507,15 +507,15 @@ class _StepSimulation:
 
     def finish(self, action: PassAction, rank: int, start_time: float, end_time: float) -> None:
         """Records a finished action, sends its result, and wakes the waiting rank."""
-        first_pass = self.first_pass[rank][action.chunk]
+        first_pass = self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
-        if (action.kind, pass_index) in self.ended:
+        if (action.pass_kind, pass_index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
-        self.ended[action.kind, pass_index] = end_time
+        self.ended[action.pass_kind, pass_index] = end_time
         self.spans[rank].append(ActionSpan(action, start_time, end_time))
-        if action.kind == "W":
+        if action.pass_kind == "W":
             return
-        direction: Kind = "F" if action.kind == "F" else "B"
+        direction: Kind = "F" if action.pass_kind == "F" else "B"
         receiving_pass = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
         sends_result = False
         if 0 <= receiving_pass <= self.last_stage:

@@ -45,25 +45,25 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE, NO_REPLICAS = (
 class LayoutSearch:
     """The results of a layout search.
 
-    possible: the layouts that the model can have, each with its micro-batches per step.
-    refused: reason → number of layouts that were refused for it.
-    errors: reason → the error of `Layout` behind it.
+    possible_layouts: the layouts that the model can have, each with its micro-batches per step.
+    refusal_counts: reason → number of layouts that were refused for it.
+    errors_by_reason: reason → the error of `Layout` behind it.
     """
 
-    possible: list[tuple[Layout, int]] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    errors: dict[str, InputError] = field(default_factory=dict)
+    possible_layouts: list[tuple[Layout, int]] = field(default_factory=list)
+    refusal_counts: Counter[str] = field(default_factory=Counter)
+    errors_by_reason: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, refusal_error: InputError) -> None:
         """Counts a refused layout under the reason, which is the error text before the semicolon."""
         refusal_reason = str(refusal_error).partition(";")[0]
-        self.refused[refusal_reason] += 1
-        self.errors[refusal_reason] = refusal_error
+        self.refusal_counts[refusal_reason] += 1
+        self.errors_by_reason[refusal_reason] = refusal_error
 
     @property
     def tried_count(self) -> int:
         """Number of layouts that the search tried."""
-        return len(self.possible) + self.refused.total()
+        return len(self.possible_layouts) + self.refusal_counts.total()
 
 
 def search_layouts(
@@ -89,13 +89,13 @@ def search_layouts(
     Raises `InputError` for options that no layout of the search can have.
     """
     _check_request(layout_rules, layout_request)
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, pipeline_refusal = routed_experts(spec), no_pipeline_reason(spec)
     axes = model_axes(spec)
     if not tries_variants and (typed_layout := _typed_layout(layout_rules, layout_request)) is not None:
         layout_search = LayoutSearch()
-        _try_layout(layout_search, axes, layers, typed_layout, global_batch, micro_batch, layout_rules)
-        if layout_search.possible:
+        _try_layout(layout_search, axes, layer_count, typed_layout, global_batch, micro_batch, layout_rules)
+        if layout_search.possible_layouts:
             return layout_search
     tp_sizes = _sizes_to_try(layout_request.tp, devices, devices_per_node)
     cp_sizes = _sizes_to_try(
@@ -108,7 +108,7 @@ def search_layouts(
             if devices % (tp * cp * pp):
                 continue
             if seq % tokens_multiple(cp):
-                layout_search.refused[SEQUENCE] += 1
+                layout_search.refusal_counts[SEQUENCE] += 1
                 continue
             dp = devices // (tp * cp * pp)
             for vpp, ep in product(CHUNKS if pp > 1 else (1,), _expert_groups(experts, tp * cp * dp)):
@@ -118,29 +118,31 @@ def search_layouts(
                 ):
                     continue
                 if pipeline_refusal and pp > 1:
-                    layout_search.refused[pipeline_refusal] += 1
+                    layout_search.refusal_counts[pipeline_refusal] += 1
                     continue
                 if layout_request.zero and dp * cp == 1 < devices:
-                    layout_search.refused[NO_REPLICAS] += 1
+                    layout_search.refusal_counts[NO_REPLICAS] += 1
                     continue
                 try:
-                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layers, layout_request)
+                    layout = _layout_of_sizes(layout_rules, group_sizes, bool(experts), layer_count, layout_request)
                 except InputError as error:
                     layout_search.refuse(error)
                     continue
-                for layout_of_stage in _with_other_zero_stages(layout, layout_rules, layout_request):
-                    _try_layout(layout_search, axes, layers, layout_of_stage, global_batch, micro_batch, layout_rules)
+                for layout_of_stage in _zero_stage_variants(layout, layout_rules, layout_request):
+                    _try_layout(
+                        layout_search, axes, layer_count, layout_of_stage, global_batch, micro_batch, layout_rules
+                    )
         return layout_search
 
     if layout_rules.pipelines_on_request and not layout_request.has_pipeline_options:
         search_without_pipelines = search_stages([1])
-        if search_without_pipelines.possible:
+        if search_without_pipelines.possible_layouts:
             return search_without_pipelines
-    return search_stages(_sizes_to_try(layout_request.pp, devices, layers))
+    return search_stages(_sizes_to_try(layout_request.pp, devices, layer_count))
 
 
 def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> Layout | None:
-    """Returns the layout of a request with all sizes, as `llmcalc memory` has it; None without or if impossible."""
+    """Returns the layout of a request that states all group sizes; None if one is missing or it is impossible."""
     if not layout_request.has_all_sizes:
         return None
     try:
@@ -149,7 +151,7 @@ def _typed_layout(layout_rules: LayoutRules, layout_request: LayoutRequest) -> L
         return None
 
 
-def _with_other_zero_stages(
+def _zero_stage_variants(
     layout: Layout | None, layout_rules: LayoutRules, layout_request: LayoutRequest
 ) -> Iterator[Layout | None]:
     """Yields the layout, and copies with the framework's other ZeRO stages if the user chose no ZeRO option."""
@@ -161,17 +163,17 @@ def _with_other_zero_stages(
         or any(getattr(layout_request, option) is not None for option in zero_option_names)
     ):
         return
-    for stage in layout_rules.other_stages:
+    for stage in layout_rules.other_zero_stages:
         yield replace(layout, zero=stage)
 
 
 def check_depth(spec: ModelSpec, most_stages: int) -> None:
     """Raises `InputError` for a model with too many layers for a layout search."""
-    layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    if layers > most_stages:
+    layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
+    if layer_count > most_stages:
         raise InputError(
-            f"{layers:,} layers are too many for a search of layouts; expected at most {most_stages:,} (llmcalc memory "
-            "answers for one layout, such as --tp 8)"
+            f"{layer_count:,} layers are too many for a search of layouts; expected at most {most_stages:,} "
+            "(llmcalc memory answers for one layout, such as --tp 8)"
         )
 
 
@@ -195,7 +197,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
     These are groups that the framework's rules exclude, and chunks that contradict other options.
     """
     layout_rules.check_zero_stage(layout_request.zero)
-    for option_name in layout_rules.untried:
+    for option_name in layout_rules.untried_sizes:
         if (parallel_size := getattr(layout_request, option_name)) not in (None, 1):
             raise InputError(
                 f"--{option_name} {parallel_size}: the memory of such ranks is not modelled for --framework "
@@ -207,7 +209,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
             f"expected {' or '.join(REPLAYED_SCHEDULES)}"
         )
     is_interleaved = layout_request.schedule == "interleaved"
-    if is_interleaved and "vpp" in layout_rules.untried:
+    if is_interleaved and "vpp" in layout_rules.untried_sizes:
         raise InputError(f"--schedule interleaved: is not tried for --framework {layout_rules.name}; expected 1f1b")
     if layout_request.pp == 1 and (is_interleaved or (layout_request.vpp or 1) > 1):
         option_text = "--schedule interleaved" if is_interleaved else f"--vpp {layout_request.vpp}"
@@ -225,7 +227,7 @@ def _check_request(layout_rules: LayoutRules, layout_request: LayoutRequest) -> 
 
 def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, micro_batch: int) -> None:
     """Raises `ImpossibleLayout` if a search does not try the layout, or if the global batch does not suit it."""
-    group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried}
+    group_sizes = {option_name: getattr(layout, option_name) for option_name in layout_rules.untried_sizes}
     if not _follows_layout_rules(layout_rules, group_sizes):
         raise ImpossibleLayout(f"--framework {layout_rules.name}: {layout.options()} is not tried")
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
@@ -265,7 +267,7 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
     """Whether the size is 1 for every kind of parallelism that the framework's search does not try."""
-    return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried)
+    return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_sizes)
 
 
 REPLAYED_SCHEDULES = ("1f1b", "interleaved")
@@ -290,7 +292,7 @@ def _layout_of_sizes(
     zero_stage = (
         3
         if layout_request.fsdp is not None
-        else layout_rules.zero
+        else layout_rules.default_zero_stage
         if layout_request.zero is None
         else layout_request.zero
     )
@@ -301,7 +303,7 @@ def _layout_of_sizes(
         dp=group_sizes["dp"],
         vpp=group_sizes["vpp"],
         ep=group_sizes["ep"],
-        etp=1 if has_experts and layout_rules.whole_experts else None,
+        etp=1 if has_experts and layout_rules.keeps_experts_whole else None,
         pp_layout=layout_request.pp_layout
         or (None if layers % stage_count == 0 else even_stage_sizes(layers, stage_count)),
         sequence_parallel=group_sizes["tp"] > 1 and layout_rules.sequence_parallel,
@@ -325,7 +327,7 @@ def _layout_of_sizes(
 def _try_layout(
     layout_search: LayoutSearch,
     axes: Iterable[Axis],
-    layers: int,
+    layer_count: int,
     layout: Layout | None,
     global_batch: int,
     micro_batch: int,
@@ -333,7 +335,7 @@ def _try_layout(
 ) -> None:
     """Adds a layout to the possible or to the refused layouts of the search."""
     if layout is None:
-        layout_search.refused[LAYERS] += 1
+        layout_search.refusal_counts[LAYERS] += 1
         return
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder or not micro_batches:
@@ -341,18 +343,18 @@ def _try_layout(
     elif not divides_state_space_groups(axes, layout):
         refusal_reason = WIDTHS
     else:
-        refusal_reason = layout_refusal(axes, layout, layers, micro_batches)
+        refusal_reason = layout_refusal(axes, layout, layer_count, micro_batches)
     if not refusal_reason and not _fills_pipeline(layout, layout_rules, micro_batches):
         refusal_reason = ROUNDS
     if refusal_reason:
-        layout_search.refused[refusal_reason] += 1
+        layout_search.refusal_counts[refusal_reason] += 1
     else:
-        layout_search.possible.append((layout, micro_batches))
+        layout_search.possible_layouts.append((layout, micro_batches))
 
 
-def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
+def even_stage_sizes(layer_count: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
-    layers_per_stage, remainder = divmod(layers, stage_count)
+    layers_per_stage, remainder = divmod(layer_count, stage_count)
     first_larger_stage = (stage_count - remainder) // 2
     return tuple(
         layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
@@ -360,10 +362,10 @@ def even_stage_sizes(layers: int, stage_count: int) -> tuple[int, ...]:
     )
 
 
-def layout_refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
+def layout_refusal(axes: Iterable[Axis], layout: Layout, layer_count: int, micro_batches: int) -> str:
     """Returns the reason why a model cannot have a layout; empty if it can."""
     try:
-        layers_of_stages(layout, layers)
+        layers_of_stages(layout, layer_count)
     except InputError:
         return LAYERS
     rank_axes = RankAxes(layout, layout.coordinates(0))

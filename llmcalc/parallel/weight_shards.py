@@ -25,15 +25,16 @@ class WeightShard(NamedTuple):
     path: the path of its module.
     tensor: its shape on this rank.
     count: number of modules of that path, each with one such parameter.
-    expert: whether it belongs to routed experts, whose data-parallel group differs.
-    of_heads: whether the rank applies the whole parameter to its own heads, so that its gradient is a partial sum.
+    is_expert: whether it belongs to routed experts, whose data-parallel group differs.
+    has_partial_gradient: whether the rank applies the whole parameter to its own heads, so that its gradient is a
+        partial sum.
     """
 
     path: Path
     tensor: ParamTensor
     count: Number
-    expert: bool
-    of_heads: bool
+    is_expert: bool
+    has_partial_gradient: bool
 
     @property
     def elements(self) -> Number:

@@ -91,7 +91,7 @@ def draw_bars(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryF
 def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[MemoryFit] = ()) -> None:
     """Draws the peak during each module in execution order."""
     byte_scale = units.memory_scale(device.device_bytes)
-    timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
+    timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.module_path]
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(
         1, len(timeline_points) // 12
     )
@@ -116,7 +116,7 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
             va="bottom",
         )
     peak_index = max(range(len(point_bytes)), key=point_bytes.__getitem__)
-    peak_node = timeline_points[peak_index].node or PHASE_NAMES["step"]
+    peak_node = timeline_points[peak_index].module_path or PHASE_NAMES["step"]
     text_side: Any = "right" if peak_index > len(point_bytes) / 2 else "left"
     peak_text = f"{point_bytes[peak_index]:,.2f} {byte_scale.name}: {escape_label(peak_node)}  "
     ax.annotate(

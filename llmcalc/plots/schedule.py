@@ -36,7 +36,7 @@ HEIGHT = 0.8
 @in_llmcalc_style
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    shortest_pass = min(timetable.costs.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
+    shortest_pass = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
     figure_width_inches = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
     figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(
@@ -57,7 +57,7 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     from matplotlib.colors import to_rgb
 
     bars_by_style: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
-    for rank, rank_spans in enumerate(timetable.spans):
+    for rank, rank_spans in enumerate(timetable.spans_by_rank):
         is_lower_half = False
         for (pass_kind, chunk_index, micro_batch, is_overlapped), pass_start, pass_end in rank_spans:
             bar_height = HEIGHT / 2 if is_overlapped or is_lower_half else HEIGHT
@@ -135,7 +135,7 @@ def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
     awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
-    weight_counts = [sum(micro_batch_count.weights) for micro_batch_count in in_flight_counts]
+    weight_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
     ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
     if any(weight_counts):

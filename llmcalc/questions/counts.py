@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..costs.encoders import EncodedInputs
     from ..model import ModelSpec
     from ..parallel.counted_rank import RankRequest
-    from ..parallel.rank_model import RankModel, RankShare
+    from ..parallel.rank_model import RankModel, SelectedRank
     from ..reports.answer import ReportedAnswer
     from ..reports.checkpoint import StoredParams
     from ..reports.flops import Flops
@@ -74,9 +74,9 @@ class ParamsQuestion:
 
 def _share_of_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
-) -> RankShare | None:
-    """Returns the counts of one rank of a layout; None without a rank. Other arguments: as of `RankRequest.share`."""
-    return None if rank is None else rank.share(spec, rank_cost, cost_verb)
+) -> SelectedRank | None:
+    """Returns the counts of one rank; None without one. Other arguments: as of `RankRequest.selected_rank`."""
+    return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 
 def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:

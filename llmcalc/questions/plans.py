@@ -70,7 +70,7 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
         if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
             if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
                 continue
-            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried)
+            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes)
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                 continue
             parallel_degrees: dict[str, Any] = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")}
@@ -213,7 +213,7 @@ def _compared_plans(
 ) -> tuple[LayoutPlan, ...]:
     """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
-    from ..simulator.effort import WorkBudget
+    from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, plan_of
 
     if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:

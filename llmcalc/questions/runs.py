@@ -142,7 +142,7 @@ class RunQuestion(RunOptions):
     def cuda_runtime_on(self, hardware: Hardware | None) -> CudaRuntime:
         """Returns the CUDA runtime of the run on an accelerator, or on an unnamed accelerator for None."""
         cuda_runtime = cuda_runtime_of(hardware, self.workspace, self.settings.allocator == "expandable")
-        return replace(cuda_runtime, is_tried=self.is_tried)
+        return replace(cuda_runtime, is_search_candidate=self.is_tried)
 
 
 def scheme_of_tag(preset: Preset) -> str | None:

@@ -176,7 +176,7 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
         return None
     if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
-    if request_shape.output == 1:
+    if request_shape.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
     if ratio_text == AUTO:
         return None

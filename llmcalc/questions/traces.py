@@ -61,7 +61,7 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
         if len(traced_requests) >= MOST_REQUESTS:
             raise InputError(f"{path}: more than {MOST_REQUESTS:,} requests; expected at most so many")
         traced_requests.append(_traced_request(f"{path}:{line_number}", row_cells))
-        input_tokens += traced_requests[-1].input
+        input_tokens += traced_requests[-1].input_tokens
         if input_tokens > MOST_INPUT:
             raise InputError(
                 f"{path}:{line_number}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a "
@@ -69,10 +69,11 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
             )
     if not traced_requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
-    traced_requests.sort(key=lambda request: request.arrival)
-    first_arrival = traced_requests[0].arrival
+    traced_requests.sort(key=lambda request: request.arrival_seconds)
+    first_arrival = traced_requests[0].arrival_seconds
     return tuple(
-        TracedRequest(request.arrival - first_arrival, request.input, request.output) for request in traced_requests
+        TracedRequest(request.arrival_seconds - first_arrival, request.input_tokens, request.output_tokens)
+        for request in traced_requests
     )
 
 

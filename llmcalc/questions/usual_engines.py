@@ -40,8 +40,8 @@ def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:
     None where the engine has none, or where a format of the weights is stated or published.
     """
     settings = memory.settings
-    is_stated = settings.quantize or settings.dtype is not None or memory.states.quantized is not None
-    if is_stated or DTYPE_BITS[memory.published] < 16:
+    is_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
+    if is_stated or DTYPE_BITS[memory.published_dtype] < 16:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 

@@ -13,7 +13,7 @@ from ..frozen import frozen
 from ..sources.preset import Preset
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
     from ..studies.draft import Draft
     from .document import Report, Table
 
@@ -88,7 +88,7 @@ class CountedAnswer(Answer):
     """
 
     preset: Preset = MODEL_FIELD
-    share: RankShare | None = field(default=None, repr=False, compare=False)
+    share: SelectedRank | None = field(default=None, repr=False, compare=False)
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
 

@@ -26,12 +26,14 @@ def with_calibration(report: Report, calibration: Calibration | None) -> Report:
 def calibration_data(calibration: Calibration) -> dict[str, Any]:
     """Returns a calibration as plain data."""
     return {
-        "runs": calibration.runs,
-        "before": _errors_data(calibration.before),
-        "after": _errors_data(calibration.after),
-        "left_out": _errors_data(calibration.left_out),
-        "fitted": {factor_name: round_to_digits(factor) for factor_name, factor in asdict(calibration.fitted).items()},
-        "refused": calibration.refused or None,
+        "runs": calibration.run_count,
+        "before": _errors_data(calibration.errors_without_fit),
+        "after": _errors_data(calibration.errors_with_fit),
+        "left_out": _errors_data(calibration.left_out_errors),
+        "fitted": {
+            factor_name: round_to_digits(factor) for factor_name, factor in asdict(calibration.fitted_factors).items()
+        },
+        "refused": calibration.refusal_reason or None,
     }
 
 
@@ -42,7 +44,11 @@ def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
 
 
 def _calibration_notes(calibration: Calibration) -> list[str]:
-    errors_before, errors_after, errors_left_out = calibration.before, calibration.after, calibration.left_out
+    errors_before, errors_after, errors_left_out = (
+        calibration.errors_without_fit,
+        calibration.errors_with_fit,
+        calibration.left_out_errors,
+    )
     error_texts = ", ".join(
         f"{units.percent(errors.median_error, 0)} {moment_text}"
         for errors, moment_text in (
@@ -52,17 +58,20 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
         )
     )
     factor_texts = ", ".join(
-        f"{factor_name} × {fitted_factor:.2f}" for factor_name, fitted_factor in asdict(calibration.fitted).items()
+        f"{factor_name} × {fitted_factor:.2f}"
+        for factor_name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
-    notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {error_texts}; {factor_texts}"]
+    notes = [
+        f"calibrated on {plural(calibration.run_count, 'measured run')}, median error {error_texts}; {factor_texts}"
+    ]
     if not calibration.is_proved:
         notes = [
-            f"hardly calibrated: of {plural(calibration.runs, 'measured run')}, those left out of a fit are not "
+            f"hardly calibrated: of {plural(calibration.run_count, 'measured run')}, those left out of a fit are not "
             f"clearly estimated better by it, so no estimate of them changes by more than {units.percent(CAUTIOUS, 0)} "
             f"of the median error; median error {error_texts}; {factor_texts}"
         ]
-    if calibration.refused:
-        notes = [f"not calibrated: {calibration.refused} (median error {error_texts})"]
+    if calibration.refusal_reason:
+        notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_texts})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
         error_figures = (

@@ -121,7 +121,7 @@ def report(
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = rank_memory.states
-    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
     if rollout:
@@ -221,14 +221,14 @@ def _whole_replica_notes(
         return []
     if layout.world == 1:
         return ["the device holds the whole model: llmcalc fit lists changes that make it fit"]
-    shards_states_alone = cluster.framework.layouts.zero == 1
+    shards_states_alone = cluster.framework.layouts.default_zero_stage == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
     """Returns a note on encoders of images and sound that a training run has and the answer leaves out; else none."""
-    tower_elements = cluster.memory.states.count.left_out.get(TOWERS.name) if cluster.trains else None
+    tower_elements = cluster.memory.states.parameter_count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
     return [f"not counted: encoders of images and sound, {tower_elements:,} parameters"]
@@ -330,15 +330,15 @@ def cluster_data(
                 }
                 for rank in cluster.by_rank
             ],
-            "parameters": cluster.memory.states.count.total,
+            "parameters": cluster.memory.states.parameter_count.total,
         },
         "communication": None
         if cluster.messages is None
         else [
             {
-                "group": rank.group,
+                "group": rank.process_group,
                 "ranks": rank.ranks,
-                "kind": rank.kind,
+                "kind": rank.collective_kind,
                 "count": rank.count,
                 "buffer_bytes": rank.bytes,
                 "wire_bytes": rank.count * rank.wire_bytes,
@@ -358,7 +358,9 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per communication group and kind of message, in the order of the groups."""
     totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        totals_of_groups = totals_by_message.setdefault((message.group, message.ranks, message.kind), [0, 0, 0])
+        totals_of_groups = totals_by_message.setdefault(
+            (message.process_group, message.ranks, message.collective_kind), [0, 0, 0]
+        )
         totals_of_groups[0] += message.count
         totals_of_groups[1] = max(totals_of_groups[1], message.bytes)
         totals_of_groups[2] += message.count * message.wire_bytes
@@ -372,7 +374,9 @@ def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     layers_by_rank: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layers):
-        layers_by_rank.setdefault(stage.rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
+        layers_by_rank.setdefault(stage.pipeline_rank, []).append(
+            [stage.layers[0], stage.layers[-1]] if stage.layers else []
+        )
     return layers_by_rank
 
 
@@ -447,7 +451,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
     optimizer_state = cluster.memory.states.optimizer
-    if cluster.layout.world > 1 and optimizer_state is not None and optimizer_state.paged:
+    if cluster.layout.world > 1 and optimizer_state is not None and optimizer_state.paged_bytes:
         notes.append(
             "paged optimizer states are counted on the device; the driver may move them to the host, where the device "
             "has no room for them"

@@ -20,7 +20,7 @@ from .share import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
 
 LINE = 80
 SHORT = 30
@@ -54,7 +54,7 @@ def report(
     as_latex: bool = False,
     as_records: bool = False,
     with_bibtex: bool = False,
-    rank_share: RankShare | None = None,
+    rank_share: SelectedRank | None = None,
 ) -> Report:
     """Returns the report of the formulas as data and as tables.
 
@@ -154,7 +154,7 @@ def _symbol_meanings(explanation: Explanation) -> dict[str, dict[str, Any]]:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
+def _node_tables(preset: Preset, explanation: Explanation, rank_share: SelectedRank | None) -> list[Table]:
     """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
     for formula_section in explanation.sections:
@@ -189,7 +189,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: RankShare
     )
 
 
-def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: RankShare | None) -> list[Table]:
+def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: SelectedRank | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, and the model's total."""
     tables: list[Table] = []
     model_section, has_only_values = explanation.sections[-1], not explanation.formulas.has_symbols
@@ -484,7 +484,7 @@ def _training_notes(explanation: Explanation) -> list[str]:
 
 
 def _record_tables(
-    preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], rank_share: RankShare | None
+    preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], rank_share: SelectedRank | None
 ) -> Table:
     cells_by_row = [[row[column.key] for column in RECORDS] for row in record_rows]
     return Table(
@@ -496,7 +496,7 @@ def _record_tables(
     )
 
 
-def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_share: RankShare | None) -> str:
+def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_share: SelectedRank | None) -> str:
     r"""Returns an `align*` environment of amsmath per node, with the sources as comments.
 
     bibtex: whether BibTeX entries of the papers are added.

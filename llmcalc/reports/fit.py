@@ -188,7 +188,11 @@ def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
     """Returns a note if the weights are counted in float32, as published, and timed in the engine's 16 bits."""
-    if run_memory.states.dtype != "float32" or timed_run.formats.dtype == "fp32" or run_memory.states.quantized:
+    if (
+        run_memory.states.dtype != "float32"
+        or timed_run.formats.product_format == "fp32"
+        or run_memory.states.quantized_size
+    ):
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "

@@ -44,7 +44,7 @@ from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
 
 PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
@@ -54,7 +54,7 @@ def report(
     preset: Preset,
     flop_count: FlopCount,
     rules_of_thumb: Sequence[FlopRule] = (),
-    rank_share: RankShare | None = None,
+    rank_share: SelectedRank | None = None,
     measured_run: Utilization | None = None,
 ) -> Report:
     """Returns the report of the FLOPs of one pass as data and as a table.
@@ -128,7 +128,7 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     return node_data
 
 
-def _rank_notes(rank_share: RankShare | None) -> list[str]:
+def _rank_notes(rank_share: SelectedRank | None) -> list[str]:
     """Returns notes about the tokens and the experts of the counted rank."""
     if rank_share is None:
         return []
@@ -141,7 +141,7 @@ def _rank_notes(rank_share: RankShare | None) -> list[str]:
 
 
 def _component_table(
-    preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: RankShare | None
+    preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: SelectedRank | None
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
     flops_scale, token_scale = (

@@ -22,13 +22,13 @@ from .share import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
 
 
-def report(preset: Preset, cache: CacheSize, rank_share: RankShare | None = None) -> Report:
+def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = None) -> Report:
     """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
     rank_share: the rank that is counted; default the whole model.
@@ -86,7 +86,7 @@ def _dtype_names(cache_size: CacheSize) -> list[str]:
     return list(dict.fromkeys([*([] if cache_size.dtype in DTYPES else [cache_size.dtype]), *DTYPES]))
 
 
-def _rank_notes(cache_size: CacheSize, rank_share: RankShare | None) -> list[str]:
+def _rank_notes(cache_size: CacheSize, rank_share: SelectedRank | None) -> list[str]:
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if rank_share is None:
         return []
@@ -105,7 +105,11 @@ def _rank_notes(cache_size: CacheSize, rank_share: RankShare | None) -> list[str
 
 
 def _kinds_table(
-    preset: Preset, cache_size: CacheSize, byte_scale: units.UnitScale, notes: list[str], rank_share: RankShare | None
+    preset: Preset,
+    cache_size: CacheSize,
+    byte_scale: units.UnitScale,
+    notes: list[str],
+    rank_share: SelectedRank | None,
 ) -> Table:
     table_columns = (
         Column("layer_kind", "layer type", justify="left"),

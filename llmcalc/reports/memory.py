@@ -95,13 +95,15 @@ def report(
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     """
     memory_use, device = run_memory.states, run_memory.device
-    warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
+    warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     kernels = " under torch's kernels" if gguf_note(run_memory, preset.target) else ""
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required{kernels}"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)
-    parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
+    parameters = (
+        "" if memory_use.phase == "training" else f", {units.count(memory_use.parameter_count.total)} parameters"
+    )
     settings_line = settings_text(run_memory, run_memory.attention) + parameters
     notes = without_repetitions([*warnings, *memory_notes(preset, run_memory, assumed_accelerator)])
     table_columns, table_rows = (
@@ -143,7 +145,7 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     estimated_terms = [
         term
         for term in device.terms
-        if term.status == "estimate" and term.name not in IN_PEAK and term.of_runtime is includes_runtime
+        if term.status == "estimate" and term.name not in IN_PEAK and term.belongs_to_runtime is includes_runtime
     ]
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
@@ -216,8 +218,8 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
     for memory_kind, byte_count in device.by_kind.items():
         if byte_count:
             kind_name, dtype = KIND_NAMES[memory_kind], dtype_by_kind.get(memory_kind, "")
-            if memory_kind == "weights" and device_use is not None and device_use.quantized is not None:
-                kind_name, dtype = f"weights ({device_use.quantized.scheme.label})", ""
+            if memory_kind == "weights" and device_use is not None and device_use.quantized_size is not None:
+                kind_name, dtype = f"weights ({device_use.quantized_size.scheme.label})", ""
             table_rows.append(kind_row(kind_name, dtype, byte_count, memory_kind=memory_kind))
             table_rows += (
                 _weight_rows(device_use, kind_row) if memory_kind == "weights" and device_use is not None else []
@@ -232,7 +234,7 @@ def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = N
 
 def _weight_rows(memory_use: MemoryUse, make_row: Callable[..., Row]) -> list[Row]:
     """Returns rows of the parts of quantized weights."""
-    quantized_size = memory_use.quantized
+    quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return []
     dtype_by_kind = {"unconverted": quantized_size.dtype}
@@ -299,7 +301,9 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
     differs_by_phase = any(
         bytes_by_kind.get("optimizer") != bytes_by_phase[0].get("optimizer") for bytes_by_kind in bytes_by_phase
     )
-    if optimizer_state is None or optimizer_state.paged or differs_by_phase:  # paged states are beside torch's tensors
+    if (
+        optimizer_state is None or optimizer_state.paged_bytes or differs_by_phase
+    ):  # paged states are beside torch's tensors
         return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [
@@ -326,7 +330,7 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
                 [
                     PHASE_NAMES[phase],
                     highest_point.bytes,
-                    highest_point.node or "the model",
+                    highest_point.module_path or "the model",
                     bars.timeline_bar(point_bytes, device.peak_bytes),
                 ]
             )
@@ -337,8 +341,10 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _points_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the points of modules without children in execution order."""
-    parent_names = {memory_point.node.rpartition(".")[0] for memory_point in memory_points}
+    parent_names = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
     for node_path in list(parent_names):
         while node_path := node_path.rpartition(".")[0]:
             parent_names.add(node_path)
-    return [point for point in memory_points if point.node and point.node not in parent_names] or memory_points
+    return [
+        point for point in memory_points if point.module_path and point.module_path not in parent_names
+    ] or memory_points

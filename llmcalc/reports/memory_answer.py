@@ -62,7 +62,7 @@ class MemoryAnswer(Answer):
     def fits(self) -> list[MemoryFit]:
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
-            device = self.largest_device_memory(self.memory.runtime)
+            device = self.largest_device_memory(self.memory.cuda_runtime)
             return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
@@ -99,4 +99,4 @@ class DeviceUse(MemoryAnswer, Memory):
         from .memory import report
 
         memory_report = report(self.preset, self, self.fits, self.assumed_accelerator)
-        return with_encoder_tokens(with_draft(memory_report, self.draft, is_counted=True), self.states.inputs)
+        return with_encoder_tokens(with_draft(memory_report, self.draft, is_counted=True), self.states.encoded_inputs)

@@ -28,7 +28,7 @@ def memory_data(preset: Preset, run_memory: Memory, accelerator_fits: Sequence[M
         "memory": {
             **device_data(run_memory.device),
             "total_bytes": memory_use.total_bytes,
-            "parameters": memory_use.count.total,
+            "parameters": memory_use.parameter_count.total,
             "trained_parameters": memory_use.trained_parameters,
             **memory_use.parts,
             **_quantized_data(memory_use),
@@ -135,7 +135,10 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
             "kv_block": cache_block_tokens(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
-    return {**choices_data, "allocator": "expandable" if run_memory.runtime.expandable else "segments"}
+    return {
+        **choices_data,
+        "allocator": "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments",
+    }
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
@@ -146,10 +149,12 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "after_step_bytes": device.after_step_bytes,
         "reserved_bytes": device.reserved_bytes,
         "device_bytes": device.device_bytes,
-        "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
+        "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.module_path},
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
-        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
+        "timeline": [
+            {"phase": point.phase, "node": point.module_path, "bytes": point.bytes} for point in device.timeline
+        ],
         "terms": [
             {
                 "name": memory_term.name,
@@ -165,7 +170,7 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
 
 def _quantized_data(memory_use: MemoryUse) -> dict[str, Any]:
     """Returns the quantization scheme and the weight bytes by part; None for plain weights."""
-    quantized_size = memory_use.quantized
+    quantized_size = memory_use.quantized_size
     if quantized_size is None:
         return {"quantization": None, "weights_by_part": None, "weights_by_component": None}
     return {
@@ -195,11 +200,11 @@ def _optimizer_data(optimizer_state: OptimizerState | None) -> dict[str, Any]:
 def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
     """Returns a note on the tensors that the answer does not count."""
     uncounted_texts = list(memory_use.uncounted_notes)
-    if TOWERS.name in memory_use.count.include:
-        encoded_inputs = memory_use.inputs
+    if TOWERS.name in memory_use.parameter_count.include:
+        encoded_inputs = memory_use.encoded_inputs
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.runs)
         if encoded_inputs is not None:
-            encoder_names = unreplayed_encoders(memory_use.count.spec, encoded_inputs)
+            encoder_names = unreplayed_encoders(memory_use.parameter_count.spec, encoded_inputs)
             uncounted_texts += [f"activations of {name}, whose layers are not replayed" for name in encoder_names]
         uncounted_texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"

@@ -130,7 +130,10 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
 def keeps_small_segments(run_memory: Memory) -> bool:
     """Whether allocator segments that later tensors cannot use exceed 2 % of the peak."""
     device = run_memory.device
-    return not run_memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+    return (
+        not run_memory.cuda_runtime.has_expandable_segments
+        and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+    )
 
 
 def _experts_note(run_memory: Memory) -> str:
@@ -150,7 +153,7 @@ def _experts_note(run_memory: Memory) -> str:
 
 def gguf_note(run_memory: Memory, target: str) -> str:
     """Returns a note if weights of a GGUF file are counted with torch's kernels; empty for other weights."""
-    quantized_weights = run_memory.states.quantized
+    quantized_weights = run_memory.states.quantized_size
     if quantized_weights is None:
         return ""
     from ..costs.quantization.gguf import GGUFMix
@@ -202,8 +205,8 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
     notes += [f"{STATUS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
-    if memory_use.quantized is not None:
-        notes += memory_use.quantized.scheme.notes()
+    if memory_use.quantized_size is not None:
+        notes += memory_use.quantized_size.scheme.notes()
     elif units.dtype(preset.dtype) != memory_use.dtype:
         notes.append(
             f"published in {units.short_dtype(preset.dtype)}, counted in {units.short_dtype(memory_use.dtype)}"
@@ -293,13 +296,13 @@ def _cache_note(memory_use: MemoryUse, block_tokens: int) -> str:
 
 
 def _training_notes(memory_use: MemoryUse) -> list[str]:
-    optimizer_state, parameters = memory_use.optimizer, memory_use.count.total
+    optimizer_state, parameters = memory_use.optimizer, memory_use.parameter_count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
         "updated, as in torch"
     ]
-    if optimizer_state is not None and optimizer_state.split:
-        notes.append(f"{optimizer_state.name}: {optimizer_state.split}")
+    if optimizer_state is not None and optimizer_state.split_note:
+        notes.append(f"{optimizer_state.name}: {optimizer_state.split_note}")
     if memory_use.adapters is not None:
         return notes
     bytes_by_rule = ZERO_RULE * parameters

@@ -23,7 +23,7 @@ from .share import counted_rank_notes, rank_data, replicated_parameters_text, su
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
 
 CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare | None = None) -> Report:
+def report(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None = None) -> Report:
     """Returns the report of parameters as data and as a table.
 
     rank_share: the counted rank; default the whole model.
@@ -171,7 +171,7 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
     return table_rows
 
 
-def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare | None) -> list[str]:
+def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None) -> list[str]:
     notes = (
         _published_notes(preset, parameter_count)
         if rank_share is None
@@ -216,11 +216,11 @@ def _unread_format_notes(preset: Preset) -> list[str]:
     return []
 
 
-def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: RankShare) -> list[str]:
+def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank) -> list[str]:
     """Returns notes about the counted rank, replicated parameters and the whole model."""
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
     spec, chunks = preset.model, rank_share.model.chunks
-    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.first != chunks.last
+    is_tied = spec.tie_word_embeddings and rank_share.layout.pp > 1 and chunks.has_embedding != chunks.has_head
     return counted_rank_notes(
         rank_share,
         f"the whole model has {units.exact(model_total)} parameters",

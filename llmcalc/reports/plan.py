@@ -271,7 +271,7 @@ def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
     if (
         first_layout is None
         or first_layout.headroom > LITTLE_HEADROOM * first_layout.capacity
-        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.runtime)
+        or is_counted(first_layout.layout, first_plan.framework, first_plan.memory.cuda_runtime)
     ):
         return []
     return [

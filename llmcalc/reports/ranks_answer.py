@@ -56,7 +56,7 @@ class RanksUse(MemoryAnswer, Cluster):
         cuda_runtime = (
             cuda_runtime_of(hardware, self.workspace, has_expandable_segments)
             if self.accelerators
-            else self.memory.runtime
+            else self.memory.cuda_runtime
         )
         return rollout_phases(self, self.launch.rollout, self.preset, hardware, cuda_runtime)
 

@@ -45,22 +45,31 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present_kinds = {action.kind for actions_of_rank in timetable.pipeline.orders for action in actions_of_rank}
+    present_kinds = {
+        action.pass_kind for actions_of_rank in timetable.pipeline.actions_by_rank for action in actions_of_rank
+    }
     return [pass_kind for pass_kind in PASSES if pass_kind in present_kinds]
 
 
 def costs_text(timetable: Timetable) -> str:
     """Writes the durations of passes and sends in time units: `F 1, B 2, a send 0`."""
-    pass_costs = timetable.costs
+    pass_costs = timetable.pass_durations
     pass_texts = [f"{pass_kind} {pass_costs.duration(pass_kind):g}" for pass_kind in pass_kinds_of(timetable)]
-    if any(pass_action.overlapped for actions_of_rank in timetable.pipeline.orders for pass_action in actions_of_rank):
+    if any(
+        pass_action.is_overlapped
+        for actions_of_rank in timetable.pipeline.actions_by_rank
+        for pass_action in actions_of_rank
+    ):
         pass_texts.append(f"F and B that overlap {pass_costs.overlapped_duration():g}")
     return ", ".join([*pass_texts, f"a send {pass_costs.send:g}"])
 
 
 def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:
     """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
-    awaiting_backward, awaiting_weights = in_flight.awaiting_backward[model_chunk], in_flight.weights[model_chunk]
+    awaiting_backward, awaiting_weights = (
+        in_flight.awaiting_backward[model_chunk],
+        in_flight.awaiting_weights[model_chunk],
+    )
     return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
 
 
@@ -82,7 +91,9 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
-        chart_lines = [timetable_chart.draw_line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunk_count)]
+        chart_lines = [
+            timetable_chart.draw_line(timetable.spans_by_rank[rank], chunk) for chunk in range(pipeline.chunk_count)
+        ]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [
                 rank if model_chunk == 0 else None,
@@ -116,11 +127,11 @@ def _schedule_notes(
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split_text = (
         "; after +: only the backward of the weights is left"
-        if any(sum(in_flight_count.weights) for in_flight_count in in_flight)
+        if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight)
         else ""
     )
     yield f"peak: {peak_rank_text}{split_text}"
-    if pipeline.two_way:
+    if pipeline.is_bidirectional:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if timetable_chart.omitted_interval:
         gap_start, gap_end = timetable_chart.omitted_interval
@@ -142,7 +153,9 @@ class TimetableChart(NamedTuple):
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_pass = min(
-            timetable.costs.duration(action.kind) for actions in timetable.pipeline.orders for action in actions
+            timetable.pass_durations.duration(action.pass_kind)
+            for actions in timetable.pipeline.actions_by_rank
+            for action in actions
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_pass
@@ -164,10 +177,10 @@ class TimetableChart(NamedTuple):
         return LEFT_OUT.join(self._draw_span(rank_spans, model_chunk, window) for window in self.windows)
 
     def _draw_span(self, rank_spans: Sequence[ActionSpan], model_chunk: int, window: range) -> str:
-        name_width = round(self.scale * min(pass_span.end - pass_span.start for pass_span in rank_spans))
+        name_width = round(self.scale * min(pass_span.end_time - pass_span.start_time for pass_span in rank_spans))
         line_cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (pass_kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
-            rank_spans, key=lambda pass_span: pass_span.action.chunk == model_chunk
+            rank_spans, key=lambda pass_span: pass_span.action.chunk_index == model_chunk
         ):
             first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
             visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
@@ -204,7 +217,9 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
                 "rank": rank,
                 "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
                 "most_in_flight": pipeline.most_in_flight(rank),
-                "actions": [[*span.action[:3], span.start, span.end] for span in timetable.spans[rank]],
+                "actions": [
+                    [*span.action[:3], span.start_time, span.end_time] for span in timetable.spans_by_rank[rank]
+                ],
             }
             for rank in range(pipeline.ranks)
         ],

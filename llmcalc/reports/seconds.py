@@ -137,9 +137,9 @@ DECODING_COLUMNS = (
 
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     """Writes how this kind of estimate was tested: the number of measured rows and their errors, or never."""
-    tested_errors = seconds_range.tested
+    tested_errors = seconds_range.tested_class
     if tested_errors is None:
-        untested_text = f"with {seconds_range.untested}" if seconds_range.untested else "on this device"
+        untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"
         return f"{title} {untested_text} was never tested: the range is the widest"
     median_text, p90_text = (units.percent(error, 0) for error in (tested_errors.median_error, tested_errors.p90_error))
     return (
@@ -160,7 +160,7 @@ MUCH_WAITING = 0.2
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
     software_stack = timed_run.stack
-    tested_errors = timed_run.range.tested
+    tested_errors = timed_run.range.tested_class
     if tested_errors is not None and tested_errors.eager:
         return []
     if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
@@ -243,7 +243,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 
     device_count: devices that send messages to each other.
     """
-    is_known = hardware.interconnect is not None or hardware.nic is not None or device.nic != UNKNOWN_NIC
+    is_known = hardware.interconnect is not None or hardware.nic is not None or device.network_bandwidth != UNKNOWN_NIC
     if device_count == 1 or is_known:
         return []
     rate_text = f"{UNKNOWN_NIC / 10**9:g} GB/s"
@@ -281,7 +281,7 @@ def report(
         *exchange_notes(timed_run.stack, timed_run.layout),
         *pass_notes(timed_run),
         *_other_exchange_notes(timed_run),
-        *float16_notes(timed_run.hardware, timed_run.formats.dtype),
+        *float16_notes(timed_run.hardware, timed_run.formats.product_format),
         *_time_notes(timed_run, measured_run is not None),
     ]
     parts_table = Table(
@@ -321,7 +321,7 @@ def _run_text(timed_run: TimedRun) -> str:
 
 def _formats_text(timed_run: TimedRun) -> str:
     """Writes the number format of weights and matrix products if not bfloat16, such as `, fp16 products`."""
-    dtype = timed_run.formats.dtype
+    dtype = timed_run.formats.product_format
     if dtype == "bf16":
         return ", fp16 products" if timed_run.hardware.lacks_bfloat16 else ""
     multiplied_format = timed_run.device.format_of(timed_run.stack.quantized if dtype == QUANTIZED else dtype)
@@ -468,7 +468,7 @@ def _time_data(
             "seq": timed_run.seq,
             "context": timed_run.context,
             "num_microbatches": None if timed_run.plan is None else timed_run.plan.micro_batches,
-            "products": timed_run.formats.dtype,
+            "products": timed_run.formats.product_format,
         },
         "hardware": timed_run.hardware.name,
         "layout": timed_run.layout.data(),

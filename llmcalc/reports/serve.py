@@ -86,7 +86,9 @@ def layout_text(server: Server) -> str:
     """
     layout_sizes = server.sizes
     layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
-    prefill_decode_text = "" if server.group is None else f"({server.group.prefill}+{server.group.decode}) "
+    prefill_decode_text = (
+        "" if server.group is None else f"({server.group.prefill_replicas}+{server.group.decode_replicas}) "
+    )
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
     format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
@@ -148,10 +150,10 @@ def load_text(serve_study: ServeStudy) -> str:
     latency_limits, requests = serve_study.limits, serve_study.requests
     if serve_study.trace is not None:
         user_count = f"{plural(len(serve_study.trace.requests), 'request')} in {duration_text(serve_study.trace.span)}"
-        return f"{user_count}, {requests.input:,} + {requests.output:,} tokens on average"
+        return f"{user_count}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
     load_words = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     load_words = load_words if latency_limits.concurrency is None else plural(latency_limits.concurrency, "user")
-    return f"{load_words} of {requests.input:,} + {requests.output:,} tokens"
+    return f"{load_words} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
 
 
 def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
@@ -179,7 +181,7 @@ def _subtitle_text(serve_study: ServeStudy) -> str:
     ttft_text = ttft_text if serve_study.trace is None else "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
-    cached_tokens = serve_study.requests.cached
+    cached_tokens = serve_study.requests.cached_tokens
     return ", ".join(
         [
             f"{serve_study.engine.title} {serve_study.version.version}",
@@ -328,7 +330,7 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
         notes += [] if server.group is None else [_disaggregation_text(server.group)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
-        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode)
+        sequence_count = server.most_sequences // (1 if server.group is None else server.group.decode_replicas)
         notes.append(
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
@@ -380,16 +382,16 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
 def _disaggregation_text(group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
-        f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
-        f"in {duration_text(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was "
-        "never measured"
+        f"(P+D): {plural(group.prefill_replicas, 'replica')} for prompts, {group.decode_replicas} that decode; a "
+        f"prompt's cache is sent in {duration_text(group.transfer_seconds)} "
+        f"({units.memory(round(group.sent_bytes))} a device); this was never measured"
     )
 
 
 def speculation_text(speculation: Speculation) -> str:
     """Writes the draft model of speculative decoding, and the tokens per step."""
     return (
-        f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
+        f"{plural(speculation.drafted_tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
         "never measured"
     )
@@ -401,7 +403,7 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     if speculation is None:
         return None
     return {
-        "tokens": speculation.tokens,
+        "tokens": speculation.drafted_tokens,
         "acceptance": speculation.acceptance,
         "tokens_per_step": round_to_digits(speculation.tokens_per_step),
     }
@@ -433,7 +435,11 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
-    return None if server.group is None else {"prefill": server.group.prefill, "decode": server.group.decode}
+    return (
+        None
+        if server.group is None
+        else {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
+    )
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
@@ -456,7 +462,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "model": model_data(serve_study.preset),
         "hardware": serve_study.hardware.name,
         "engine": {"name": serve_study.engine.name, "version": serve_study.version.version},
-        "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
+        "requests": {
+            "input": requests.input_tokens,
+            "output": requests.output_tokens,
+            "cached": requests.cached_tokens,
+        },
         "limits": {**vars(latency_limits)},
         "trace": _trace_data(serve_study),
         "speculation": _speculation_data(serve_study),

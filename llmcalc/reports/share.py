@@ -12,7 +12,7 @@ from .notes import plural
 if TYPE_CHECKING:
     from ..algebra import Number
     from ..parallel.layout import Layout
-    from ..parallel.rank_model import RankShare
+    from ..parallel.rank_model import SelectedRank
     from ..studies.layout_candidates import Candidate
 
 
@@ -74,17 +74,17 @@ def _parallel_size_texts(layout: Layout) -> list[str]:
     return group_texts
 
 
-def rank_data(rank_share: RankShare | None) -> dict[str, Any]:
+def rank_data(rank_share: SelectedRank | None) -> dict[str, Any]:
     """Returns the fields of the JSON document that only the report of a single rank has."""
     return {} if rank_share is None else {"layout": rank_share.layout.data(), "rank": rank_share.rank}
 
 
-def subtitle_with_rank(subtitle: str, rank_share: RankShare | None) -> str:
+def subtitle_with_rank(subtitle: str, rank_share: SelectedRank | None) -> str:
     """Adds the rank to a subtitle: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
     return subtitle if rank_share is None else f"{subtitle}; {rank_text(rank_share)}"
 
 
-def rank_text(rank_share: RankShare) -> str:
+def rank_text(rank_share: SelectedRank) -> str:
     """Writes the rank and its layers: `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, layer_chunks = rank_share.layout, rank_share.model.chunks
     rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
@@ -97,11 +97,11 @@ def rank_text(rank_share: RankShare) -> str:
     )
 
 
-def counted_rank_notes(rank_share: RankShare | None, *notes: str) -> list[str]:
+def counted_rank_notes(rank_share: SelectedRank | None, *notes: str) -> list[str]:
     """Returns notes on a counted rank, such as the reason for its choice; empty for a full model."""
     if rank_share is None:
         return []
-    return [f"rank {rank_share.rank:,} is {rank_share.reason}" if rank_share.reason else "", *notes]
+    return [f"rank {rank_share.rank:,} is {rank_share.selection_reason}" if rank_share.selection_reason else "", *notes]
 
 
 def replicated_parameters_text(copied_params: dict[str, Number]) -> str:

@@ -27,18 +27,18 @@ class Adapters:
 
     rank: the width of each adapter. targets: names of the linear layers that have one (`q_proj`).
     dropout: whether its input passes dropout. dtype: the number format of adapters and of their computation.
-    base: how the frozen matrices of the layers are stored.
+    base_storage: how the frozen matrices of the layers are stored.
     library: whose adapters run. `peft` (default) casts an adapter's input to the adapter's type, and the sum back
         (peft/tuners/lora/layer.py); `torchtune` casts nothing (torchtune/modules/peft/lora.py); `litgpt` neither, and
         has one adapter for queries, keys and values together (lit_gpt/lora.py, `LoRAQKVLinear`).
-    copies: names of modules of which a copy is trained in full beside the frozen original (`modules_to_save` of PEFT),
-        none by default.
+    copied_modules: names of modules of which a copy is trained in full beside the frozen original (`modules_to_save` of
+        PEFT), none by default.
     quantized_head: whether a quantised base includes the output head: false by default, as in transformers; Lightning
         Fabric stores every linear layer so.
     bitsandbytes: the version of bitsandbytes whose products run, such as `0.41.1`; the newest by default.
     quantized_experts: whether a base in 4 bits includes routed experts, which are decoded whole in each pass (axolotl's
         monkeypatch/moe_quant.py, bitsandbytes/nn/parametrize.py); false by default.
-    experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
+    adapts_experts: whether routed experts have adapters (peft/tuners/lora/layer.py, `ParamWrapper`); false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     joined_layers: (module, projection) → the layer that has it and its neighbours in the model's class, with one
         adapter; none by default.
@@ -48,13 +48,13 @@ class Adapters:
     targets: frozenset[str]
     dropout: bool = False
     dtype: Dtype = FLOAT32
-    base: Base = "none"
+    base_storage: Base = "none"
     library: Library = "peft"
-    copies: frozenset[str] = frozenset()
+    copied_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
     bitsandbytes: str = ""
     quantized_experts: bool = False
-    experts: bool = False
+    adapts_experts: bool = False
     has_magnitudes: bool = False
     joined_layers: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
@@ -73,11 +73,11 @@ class Adapters:
 
     def stored_bytes(self, row_count: Number, column_count: Number) -> Number:
         """Returns the bytes of a quantized matrix with scales."""
-        return stored_bytes(self.base, row_count, column_count)
+        return stored_bytes(self.base_storage, row_count, column_count)
 
     def stored_tensors(self, row_count: Number, column_count: Number) -> dict[str, tuple[Number, Dtype]]:
         """Returns elements and number format of a quantized matrix's tensors, by name suffix; the codes come first."""
-        tensors = stored_tensors(self.base, row_count, column_count)
+        tensors = stored_tensors(self.base_storage, row_count, column_count)
         return {
             tensor_suffix: (element_count, UINT8 if element_bytes == 1 else FLOAT32)
             for tensor_suffix, (element_count, element_bytes) in tensors.items()

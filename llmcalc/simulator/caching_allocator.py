@@ -19,8 +19,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
-from .effort import EFFORT
 from .event_log import FREED, NAMED, STREAMED, TAKEN, Event
+from .simulated_work import EFFORT
 
 MIN_BLOCK_SIZE = 512
 """kMinBlockSize: sizes of blocks are multiples of it."""
@@ -330,7 +330,7 @@ def play_step_lists(step_lists: Sequence[Stretch], storage_count: int, expandabl
     return allocator
 
 
-class RequestedBytes:
+class AllocatorStepEncoder:
     """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
 
     count: the number of storages.
@@ -343,7 +343,7 @@ class RequestedBytes:
         self._bytes: list[Any] = [None] * storage_count
         self._named: dict[Any, Any] = {}
 
-    def steps_of_repeats(self, memory_events: Sequence[Event], repeats: range) -> list[Step]:
+    def encode_repeated_events(self, memory_events: Sequence[Event], repeats: range) -> list[Step]:
         """Encodes the events of consecutive equal layers. Returns the allocator steps of the first layer.
 
         memory_events: those of repeat 0; a storage x of it is x + r in repeat r, and of the same size.
@@ -354,7 +354,10 @@ class RequestedBytes:
         requested_before, peak_before = self.requested, self.peak_requested
         self.peak_requested = requested_before
         allocator_steps = self.steps(
-            [(number + first_repeat, nbytes, detail) for number, nbytes, detail in memory_events]
+            [
+                (recorded_storage + first_repeat, nbytes, event_detail)
+                for recorded_storage, nbytes, event_detail in memory_events
+            ]
         )
         bytes_of_later_repeats = (repeat_count - 1) * (self.requested - requested_before)
         self.requested += bytes_of_later_repeats

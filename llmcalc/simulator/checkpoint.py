@@ -100,7 +100,10 @@ class CheckpointedRegion:
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
         try:
             self.run(
-                [_detached_result(autograd_graph, argument.unpack(), *flags) for argument, *flags in self.arguments]
+                [
+                    _detached_result(autograd_graph, saved_argument.unpack(), *autograd_flags)
+                    for saved_argument, *autograd_flags in self.arguments
+                ]
             )
         except _AllRecomputed:
             pass

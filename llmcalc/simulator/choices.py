@@ -40,24 +40,24 @@ class KernelChoices:
         has run; false by default.
     fused_qkv: whether queries, keys and values are one product, whose result they are views of (GPT-NeoX, Qwen 1,
         Phi-3, LitGPT); false by default.
-    like_classes: whether parts run as the classes of transformers run them where the reference does otherwise: one
-        product for queries, keys and values by `Attention.fused_qkv`, and a mask that eager attention adds to the
+    matches_transformers: whether parts run as the classes of transformers run them where the reference does otherwise:
+        one product for queries, keys and values by `Attention.fused_qkv`, and a mask that eager attention adds to the
         scores; false by default.
     fused_gate: whether gated activations are one kernel, which keeps gate and up-projection and writes their gradients
         over them (Liger-Kernel); false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
-    capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is dropped.
-        Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
+    expert_capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is
+        dropped. Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
         capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
-    capability: ten times the compute capability of the GPU, by which `sdpa` chooses its backend; 0 for a CPU. Default:
-        that of an H100.
-    joined_rope: whether RoPE makes a tensor by head of its two halves, after which fused attention's output is copied:
-        torchtitan's complex numbers, whose published peaks fit it; false by default, as in transformers.
+    compute_capability: ten times the compute capability of the GPU, by which `sdpa` chooses its backend; 0 for a CPU.
+        Default: that of an H100.
+    joins_rope_halves: whether RoPE makes a tensor by head of its two halves, after which fused attention's output is
+        copied: torchtitan's complex numbers, whose published peaks fit it; false by default, as in transformers.
     fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where other norms run step by step; false by
         default.
-    gelu_by_steps: whether `gelu_new` runs step by step (default), as in the classes of transformers, or as torch's
+    unfused_gelu: whether `gelu_new` runs step by step (default), as in the classes of transformers, or as torch's
         kernel.
     fake_quantization: what linear layers round before their product (quantization-aware training); None (default) for
         nothing.
@@ -77,15 +77,15 @@ class KernelChoices:
     divides_logits: bool = False
     keeps_logits: bool = False
     fused_qkv: bool = False
-    like_classes: bool = False
+    matches_transformers: bool = False
     fused_gate: bool = False
     compiled: bool = False
     compiled_loss: bool = True
-    capacity: Fraction | None = None
-    capability: int = 90
-    joined_rope: bool = False
+    expert_capacity: Fraction | None = None
+    compute_capability: int = 90
+    joins_rope_halves: bool = False
     fused_layer_norm: bool = False
-    gelu_by_steps: bool = True
+    unfused_gelu: bool = True
     fake_quantization: FakeQuantization | None = None
     multiprocessors: int = 0
 

@@ -19,34 +19,38 @@ class LayerStack:
     """The layers of a stack: a repeated pattern of layers, with irregular layers before and after the repeats.
 
     path: module path of the layers, without an index.
-    before: layers before the pattern begins.
-    period: layers of the pattern.
+    layers_before: layers before the pattern begins.
+    layer_period: layers of the pattern.
     repeats: whole repeats of the pattern.
-    times: repeats of the pattern of layer kinds in one repeat of this pattern, default 1. It is more than 1 where
-        recompute differs between layers of one kind.
-    rest: repeats of the pattern of layer kinds after the last whole repeat, default 0. Where layers share tensors, one
-        whole repeat is among them: the first gradient of a shared tensor may be a view, and autograd adds no second
-        gradient to a view in place.
-    after: layers after the pattern, default 0.
+    pattern_multiple: repeats of the pattern of layer kinds in one repeat of this pattern, default 1. It is more than 1
+        where recompute differs between layers of one kind.
+    remaining_repeats: repeats of the pattern of layer kinds after the last whole repeat, default 0. Where layers share
+        tensors, one whole repeat is among them: the first gradient of a shared tensor may be a view, and autograd adds
+        no second gradient to a view in place.
+    layers_after: layers after the pattern, default 0.
     """
 
     path: str
-    before: int
-    period: int
+    layers_before: int
+    layer_period: int
     repeats: int
-    times: int = 1
-    rest: int = 0
-    after: int = 0
+    pattern_multiple: int = 1
+    remaining_repeats: int = 0
+    layers_after: int = 0
 
     @property
     def irregular_layers(self) -> int:
         """Number of layers outside of complete repeats."""
-        return self.before + self.rest * (self.period // self.times) + self.after
+        return (
+            self.layers_before
+            + self.remaining_repeats * (self.layer_period // self.pattern_multiple)
+            + self.layers_after
+        )
 
     @property
     def layers(self) -> int:
         """The number of layers of the stack."""
-        return self.irregular_layers + self.period * self.repeats
+        return self.irregular_layers + self.layer_period * self.repeats
 
     def contains(self, allocation_place: AllocationPlace) -> bool:
         """Whether a module is in a layer of this stack."""
@@ -56,13 +60,17 @@ class LayerStack:
         """Whether a module is in the second repeat of the layer pattern."""
         return (
             self.contains(allocation_place)
-            and self.before + self.period <= allocation_place.layer_index < self.before + 2 * self.period
+            and self.layers_before + self.layer_period
+            <= allocation_place.layer_index
+            < self.layers_before + 2 * self.layer_period
         )
 
     def place_in_later_repeat(self, allocation_place: AllocationPlace, repeat_count: int) -> AllocationPlace:
         """Returns the place of the same module in a later repeat of the layer pattern."""
         return AllocationPlace(
-            allocation_place.phase, allocation_place.layer_index + repeat_count * self.period, allocation_place.path
+            allocation_place.phase,
+            allocation_place.layer_index + repeat_count * self.layer_period,
+            allocation_place.path,
         )
 
     def node(self, allocation_place: AllocationPlace) -> str:
@@ -71,16 +79,21 @@ class LayerStack:
 
     def end(self, pattern_repeats: int) -> int:
         """Returns the index after the last layer, in a run with another number of repeats."""
-        return self.before + self.period * pattern_repeats + self.rest * (self.period // self.times) + self.after
+        return (
+            self.layers_before
+            + self.layer_period * pattern_repeats
+            + self.remaining_repeats * (self.layer_period // self.pattern_multiple)
+            + self.layers_after
+        )
 
     def repeats_of_layer_types(self, pattern_repeats: int) -> int:
         """Converts repeats of this stack's pattern to repeats of the shorter pattern of layer types."""
-        return pattern_repeats * self.times + self.rest
+        return pattern_repeats * self.pattern_multiple + self.remaining_repeats
 
     @property
     def is_extrapolated(self) -> bool:
         """Whether the two runs from which the bytes are extrapolated have fewer layers than the full run."""
-        return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
+        return 2 * (self.irregular_layers + self.layer_period * SHORT_RUN_REPEATS) + self.layer_period < self.layers
 
 
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:

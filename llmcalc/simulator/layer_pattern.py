@@ -14,9 +14,11 @@ def layer_kinds(layer_scopes: list[ModuleScope]) -> list[ModuleScope]:
     """Returns the type of each layer, from the first to the last."""
     if len(layer_scopes) == 1:
         (layer_kind,) = layer_scopes
-        indices = layer_kind.about.get("indices")
-        return [layer_kind] * (layer_kind.about["repeat"] if indices is None else len(indices))
-    kinds_by_index = {index: kind for kind in layer_scopes for index in kind.about["indices"]}
+        layer_indices = layer_kind.about.get("indices")
+        return [layer_kind] * (layer_kind.about["repeat"] if layer_indices is None else len(layer_indices))
+    kinds_by_index = {
+        kind_layer_index: kind_scope for kind_scope in layer_scopes for kind_layer_index in kind_scope.about["indices"]
+    }
     return [kinds_by_index[layer_index] for layer_index in sorted(kinds_by_index)]
 
 
@@ -27,13 +29,13 @@ Kind = TypeVar("Kind")
 class LayerPattern(NamedTuple):
     """A repeating sequence of layer kinds.
 
-    first: index of the first layer of the pattern.
-    period: layers of the pattern.
+    first_layer: index of the first layer of the pattern.
+    layer_period: layers of the pattern.
     repeats: number of whole repeats.
     """
 
-    first: int
-    period: int
+    first_layer: int
+    layer_period: int
     repeats: int
 
 

@@ -13,8 +13,8 @@ from ..flow.program import ModuleScope, Step
 from ..flow.value import Value
 from ..workload.recompute import check_node_names
 from .checkpoint import Run, checkpoint, reentrant
-from .frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .liveness import is_stack_layer, is_view_of, modules_below, nearest_base_id
+from .module_frame import CARRIED, ENTRY, ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .program_lowering import ProgramLowering
 from .tensor import Tensor
 
@@ -147,7 +147,7 @@ class Lowering(ProgramLowering):
         shared_values = {value_id: self.values[value_id] for value_id in self.shared_values if value_id in self.values}
         shared_values |= {
             id(read_value): self.values[id(read_value)]
-            for recorded_value in recomputed_module.reads
+            for recorded_value in recomputed_module.values_read
             if (read_value := self._value_with_tensor(recorded_value)) is not None
         }
 
@@ -169,14 +169,18 @@ class Lowering(ProgramLowering):
                 self.values, self.bound, self.frames, self.memo = caller_state
 
         output = self.run_checkpointed(run_module, [self.tensor_of(module_input)])
-        for recorded_value in recomputed_module.last_read_here:
+        for recorded_value in recomputed_module.values_to_free:
             self.forget(recorded_value.storage)
         self.bind(module_output, output)
 
     @property
     def carried_tensors(self) -> dict[Any, Tensor]:
         """The tensors that a layer passes to the next layer besides its output."""
-        return {name: tensor for name, tensor in self.memo.items() if self.carries_tensors and name[0] == CARRIED}
+        return {
+            memo_key: tensor
+            for memo_key, tensor in self.memo.items()
+            if self.carries_tensors and memo_key[0] == CARRIED
+        }
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""
@@ -211,7 +215,11 @@ class Lowering(ProgramLowering):
             self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
             try:
                 self.run_module(
-                    ModuleFrame(module_call.scope, layer_index=module_call.layer_index, owner=module_call.owner)
+                    ModuleFrame(
+                        module_call.scope,
+                        layer_index=module_call.layer_index,
+                        owner_layer_index=module_call.owner_layer_index,
+                    )
                 )
                 output_tensor = self.tensor_of(layer_output)
                 caller_state[0].update(

@@ -79,7 +79,7 @@ class MemoryPeak:
         self.by_kind: dict[str, int] = {}
 
     @property
-    def kinds(self) -> dict[str, int]:
+    def bytes_of_all_kinds(self) -> dict[str, int]:
         """Returns bytes by kind of memory, with 0 for missing kinds."""
         return {memory_kind: self.by_kind.get(memory_kind, 0) for memory_kind in KINDS}
 

@@ -9,8 +9,8 @@ from ..flow.program import Step
 from ..flow.record import Flow
 from ..flow.tree import CountedOp
 from ..flow.value import Weight
-from .frame import Path
 from .liveness import unused_modules
+from .module_frame import Path
 from .strides import Shape
 from .tensor import INT64, Dtype, Tensor, count_storages_as, empty
 from .value_tensors import ValueTensors
@@ -107,4 +107,8 @@ class ParameterTensors(ValueTensors):
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
         """Returns every trained parameter once with its path."""
-        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]
+        return [
+            (parameter_key, weight)
+            for parameter_key, weight in self.weights.items()
+            if weight.leaf and parameter_key[0] != ""
+        ]

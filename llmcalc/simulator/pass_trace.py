@@ -32,14 +32,14 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 class OutputTensor(NamedTuple):
     """A tensor that outlives the allocating pass: the pass's output or a gradient.
 
-    number: number of its storage among those of the pass.
+    storage_number: number of its storage among those of the pass.
     bytes: bytes of the storage.
-    kind: the kind that the storage is counted under.
+    memory_kind: the kind that the storage is counted under.
     """
 
-    number: int
+    storage_number: int
     bytes: int
-    kind: str
+    memory_kind: str
     shape: Shape
     dtype: Dtype
     strides: Strides
@@ -48,7 +48,7 @@ class OutputTensor(NamedTuple):
         """Creates the tensor's storage in a replayed pass. first_storage_number: that of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = memory_meter, self.bytes
-        storage.block = Block(self.bytes, self.kind, first_storage_number + self.number)
+        storage.block = Block(self.bytes, self.memory_kind, first_storage_number + self.storage_number)
         return storage
 
     def create_tensor(self, storage: Storage) -> Tensor:
@@ -60,30 +60,30 @@ class OutputTensor(NamedTuple):
 class PassTrace:
     """The memory events of a forward or backward pass, with bytes relative to the pass's start.
 
-    steps: the allocator's steps; storages are numbered in the pass.
-    count: the number of storages.
+    allocator_steps: the allocator's steps; storages are numbered in the pass.
+    storage_count: the number of storages.
     releases_of_other_passes: other pass → the steps in which this pass frees its storages, as (step, storage).
-    bytes, kinds: bytes after the pass, and the same by kind.
+    final_bytes, bytes_by_kind: bytes after the pass, and the same by kind.
     peak_bytes: the peak of the pass.
-    peaks: the peak at each place.
+    place_peaks: the peak at each place.
     kinds_at_first_release: bytes by kind when the peak before the pass can no longer rise.
-    start, end: the places in which the pass starts and ends.
-    ends_rising: whether the bytes at the end are the peak of that place, and may still rise.
+    start_place, end_place: the places in which the pass starts and ends.
+    ends_at_peak: whether the bytes at the end are the peak of that place, and may still rise.
     outputs: the output, or gradients, each with its number: 0, or that of the parameter.
     input_kind: the kind under which the pass's input is counted from the pass on; None if it does not change.
     """
 
-    steps: list[Step] = field(default_factory=list)
-    count: int = 0
+    allocator_steps: list[Step] = field(default_factory=list)
+    storage_count: int = 0
     releases_of_other_passes: dict[PassId, list[tuple[int, int]]] = field(default_factory=dict)
-    bytes: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
+    final_bytes: int = 0
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)
     peak_bytes: int = 0
-    peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
+    place_peaks: list[tuple[AllocationPlace, int, dict[str, int]]] = field(default_factory=list)
     kinds_at_first_release: dict[str, int] = field(default_factory=dict)
-    start: AllocationPlace = NOWHERE
-    end: AllocationPlace = NOWHERE
-    ends_rising: bool = False
+    start_place: AllocationPlace = NOWHERE
+    end_place: AllocationPlace = NOWHERE
+    ends_at_peak: bool = False
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None
 
@@ -133,6 +133,9 @@ class PassTrace:
         if any(storage_number not in new_storage_numbers for _, storage_number in storage_releases):
             return None
         renumbered_releases = {
-            (model_chunk, PREVIOUS, 0): [(index, new_storage_numbers[number]) for index, number in storage_releases]
+            (model_chunk, PREVIOUS, 0): [
+                (event_index, new_storage_numbers[old_storage_number])
+                for event_index, old_storage_number in storage_releases
+            ]
         }
         return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered_releases)

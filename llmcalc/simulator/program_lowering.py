@@ -16,11 +16,11 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .autograd import AutogradGraph
 from .cache_tensors import CacheTensors
-from .effort import EFFORT, UNITS_PER_OPERATION
-from .frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
 from .layer_pattern import layer_kinds, shortened_layers
 from .liveness import last_readers
 from .meter import NoMeter
+from .module_frame import ENTRY, INPUTS, ModuleFrame, ParameterSet
+from .simulated_work import EFFORT, UNITS_PER_OPERATION
 from .tensor import INT64, Tensor, count_storages_as, empty
 
 
@@ -34,11 +34,11 @@ class ProgramLowering(CacheTensors):
         self.result: Value = program.result
         self.has_earlier_tokens: bool = bool(self.store)
         self.absent_values = set()
-        run = self.run_config, self.include
-        if self.read_program is not program or self.read_run != run:  # else an earlier pass has found the same
+        run_settings = self.run_config, self.include
+        if self.read_program is not program or self.read_run != run_settings:  # else an earlier pass has found the same
             self.last, self.shared_values = last_readers(program.root, self.choose_branch, self.skips_module)
             self.last.pop(id(program.result.storage), None)
-            self.read_program, self.read_run = program, run
+            self.read_program, self.read_run = program, run_settings
         self.further_outputs = []
         self.find_dataflow(program.root)
         self.stack_number: int = 0
@@ -119,7 +119,7 @@ class ProgramLowering(CacheTensors):
         self._run_module_items(module_call)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs the items of a module, with the module on the stack."""
+        """Runs a module's operations and submodules, with the module on the stack of running modules."""
         module_scope = module_call.scope
         module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
@@ -193,7 +193,7 @@ class ProgramLowering(CacheTensors):
         )
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
-        """Marks the output of a skipped module as absent."""
+        """Records that a skipped module has no output, so that later operations treat it as missing."""
         if module_scope.output is not None:
             self.absent_values.add(id(module_scope.output.storage))
         if not self.skips_module(module_scope):
@@ -238,7 +238,7 @@ class ProgramLowering(CacheTensors):
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
                 self.values[id(module_scope.argument_slice)] = argument_slices[copy_index]
-            self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner=copy_index))
+            self.run_module(ModuleFrame(module_scope, layer_index=copy_index, owner_layer_index=copy_index))
             outputs.append(self.tensor_of(module_output))
             self.forget(module_output.storage)
         if module_scope.argument_slice is not None:
@@ -263,7 +263,7 @@ class ProgramLowering(CacheTensors):
             layer_input = hidden_states
             del hidden_states
             hidden_states = self.run_layer(
-                ModuleFrame(layer_scope, layer_index=layer_index, owner=owner_index), layer_input
+                ModuleFrame(layer_scope, layer_index=layer_index, owner_layer_index=owner_index), layer_input
             )
             if module_after_first_layer is not None and layer_index == self.first_layer_index:
                 hidden_states = self.run_after_layer(module_after_first_layer, layer_input, hidden_states)
@@ -352,13 +352,13 @@ class ProgramLowering(CacheTensors):
     def do_enter(self, operation: Step) -> None:
         """Enters an inner function of a module, with its own local variables."""
         module_frame = self.frames[-1]
-        module_frame.callers.append(module_frame.local_tensors)
+        module_frame.caller_variables.append(module_frame.local_tensors)
         module_frame.local_tensors = {}
 
     def do_leave(self, operation: Step) -> None:
         """Leaves an inner function of a module: frees its local variables, and returns to the caller's."""
         module_frame = self.frames[-1]
-        module_frame.local_tensors = module_frame.callers.pop()
+        module_frame.local_tensors = module_frame.caller_variables.pop()
 
     def do_add_output(self, operation: Step) -> None:
         """Adds a second result to the program's results."""

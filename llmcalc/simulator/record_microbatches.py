@@ -102,21 +102,21 @@ PassOutput: TypeAlias = tuple[int, Tensor, int]
 class RecordedPass(NamedTuple):
     """One pass of a recorded run.
 
-    start, end: indices of its events.
-    place: the place in which it starts.
+    first_event_index, end_event_index: indices of its events.
+    start_place: the place in which it starts.
     input_storage: number of the storage of its input; None without an input.
     outputs: the tensors that may outlive the pass.
-    previous: the chunk's previous pass; None (default) for none, and where cases do not have it.
+    previous_pass_id: the chunk's previous pass; None (default) for none, and where cases do not have it.
     """
 
-    case: PassCase
+    pass_case: PassCase
     pass_id: PassId
-    start: int
-    end: int
-    place: AllocationPlace
+    first_event_index: int
+    end_event_index: int
+    start_place: AllocationPlace
     input_storage: int | None
     outputs: list[PassOutput]
-    previous: PassId | None = None
+    previous_pass_id: PassId | None = None
 
 
 class PassRecorder(PassCounter):
@@ -198,8 +198,8 @@ class RecordedPasses:
             memory_events = [memory_events[event_index] for event_index in kept_indices]
             recorded_passes = [
                 recorded_pass._replace(
-                    start=bisect_left(kept_indices, recorded_pass.start),
-                    end=bisect_left(kept_indices, recorded_pass.end),
+                    first_event_index=bisect_left(kept_indices, recorded_pass.first_event_index),
+                    end_event_index=bisect_left(kept_indices, recorded_pass.end_event_index),
                 )
                 for recorded_pass in recorded_passes
             ]
@@ -286,12 +286,12 @@ class TraceReader:
         self.traces: dict[PassCase, PassTrace] = {}
         previous_pass_end = 0
         for recorded_pass in recorded_passes:
-            self._read_events_between_passes(memory_events[previous_pass_end : recorded_pass.start])
-            previous_pass_end = recorded_pass.end
+            self._read_events_between_passes(memory_events[previous_pass_end : recorded_pass.first_event_index])
+            previous_pass_end = recorded_pass.end_event_index
             pass_trace = self._trace_of_pass(recorded_pass)
-            if recorded_pass.pass_id[2] or recorded_pass.previous is not None:
-                pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous)
-            if self.traces.setdefault(recorded_pass.case, pass_trace) != pass_trace:
+            if recorded_pass.pass_id[2] or recorded_pass.previous_pass_id is not None:
+                pass_trace = pass_trace.with_relative_numbers(recorded_pass.pass_id, recorded_pass.previous_pass_id)
+            if self.traces.setdefault(recorded_pass.pass_case, pass_trace) != pass_trace:
                 raise NotRepeatingError
         self._read_events_between_passes(memory_events[previous_pass_end:])
 
@@ -309,25 +309,32 @@ class TraceReader:
 
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
-        place = self._start_place(recorded_pass)
-        sizes, memory_kinds, origins, pass_id = self.sizes, self.kinds, self.origins, recorded_pass.pass_id
-        pass_trace, storage_numbers = PassTrace(start=place), dict[int, int]()
-        steps, storage_releases = pass_trace.steps, pass_trace.releases_of_other_passes
+        current_place = self._start_place(recorded_pass)
+        bytes_of_storages, memory_kinds, allocating_passes, pass_id = (
+            self.sizes,
+            self.kinds,
+            self.origins,
+            recorded_pass.pass_id,
+        )
+        pass_trace, storage_numbers = PassTrace(start_place=current_place), dict[int, int]()
+        allocator_steps, storage_releases = pass_trace.allocator_steps, pass_trace.releases_of_other_passes
         bytes_by_kind: dict[str, int] = {}
         peaks: dict[AllocationPlace, tuple[int, dict[str, int]]] = {}  # of places, stored once they are final
         live_bytes = pass_peak = 0
         place_peak, is_rising = NO_PEAK, False  # is_rising: whether the bytes now are the peak of the place
         kinds_at_first_release: dict[str, int] | None = None
-        for storage_number, nbytes, event_detail in self.events[recorded_pass.start : recorded_pass.end]:
+        for storage_number, nbytes, event_detail in self.events[
+            recorded_pass.first_event_index : recorded_pass.end_event_index
+        ]:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
                 number_in_pass = len(storage_numbers)
-                origins[storage_number] = pass_id, number_in_pass
+                allocating_passes[storage_number] = pass_id, number_in_pass
                 storage_numbers[storage_number] = number_in_pass
-                sizes[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
+                bytes_of_storages[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    steps.append(encode_allocation(number_in_pass, storage_bytes))
+                    allocator_steps.append(encode_allocation(number_in_pass, storage_bytes))
                     live_bytes += storage_bytes
                     if live_bytes > place_peak:
                         place_peak, is_rising = live_bytes, True
@@ -336,26 +343,28 @@ class TraceReader:
                 released_number = storage_numbers.get(storage_number)
                 if released_number is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
+                storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
                     if released_number is None:
-                        other_pass_id, number_in_other_pass = origins[storage_number]
-                        storage_releases.setdefault(other_pass_id, []).append((len(steps), number_in_other_pass))
-                    steps.append((released_number or 0, 0))  # `encode_release`
+                        other_pass_id, number_in_other_pass = allocating_passes[storage_number]
+                        storage_releases.setdefault(other_pass_id, []).append(
+                            (len(allocator_steps), number_in_other_pass)
+                        )
+                    allocator_steps.append((released_number or 0, 0))  # `encode_release`
                 if is_rising:
-                    peaks[place], is_rising = (place_peak, bytes_by_kind.copy()), False
+                    peaks[current_place], is_rising = (place_peak, bytes_by_kind.copy()), False
                 if kinds_at_first_release is None:
                     kinds_at_first_release = bytes_by_kind.copy()
                 live_bytes -= storage_bytes
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
             elif nbytes == PLACED:
-                if storage_number != place:
+                if storage_number != current_place:
                     if is_rising:
-                        peaks[place] = place_peak, bytes_by_kind.copy()
+                        peaks[current_place] = place_peak, bytes_by_kind.copy()
                     if kinds_at_first_release is None:
                         kinds_at_first_release = bytes_by_kind.copy()
-                    place = storage_number
-                    place_peak = peaks[place][0] if place in peaks else NO_PEAK
+                    current_place = storage_number
+                    place_peak = peaks[current_place][0] if current_place in peaks else NO_PEAK
                     is_rising = live_bytes > place_peak
                     place_peak = max(place_peak, live_bytes)
             elif nbytes == KEPT:
@@ -363,23 +372,27 @@ class TraceReader:
                     pass_trace.input_kind = event_detail
                 else:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
-                storage_bytes, memory_kind = sizes[storage_number], memory_kinds[storage_number]
+                storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) - storage_bytes
                 bytes_by_kind[event_detail] = bytes_by_kind.get(event_detail, 0) + storage_bytes
                 memory_kinds[storage_number] = event_detail
             elif nbytes == STREAMED:
-                steps.append(encode_stream_switch(event_detail))
+                allocator_steps.append(encode_stream_switch(event_detail))
             else:
                 raise NotRepeatingError
         if is_rising:
-            peaks[place] = place_peak, bytes_by_kind.copy()
-        pass_trace.ends_rising, pass_trace.end = is_rising, place
-        pass_trace.count, pass_trace.bytes, pass_trace.kinds = len(storage_numbers), live_bytes, bytes_by_kind
+            peaks[current_place] = place_peak, bytes_by_kind.copy()
+        pass_trace.ends_at_peak, pass_trace.end_place = is_rising, current_place
+        pass_trace.storage_count, pass_trace.final_bytes, pass_trace.bytes_by_kind = (
+            len(storage_numbers),
+            live_bytes,
+            bytes_by_kind,
+        )
         pass_trace.peak_bytes = pass_peak
         if kinds_at_first_release is None:
             kinds_at_first_release = bytes_by_kind.copy()
         pass_trace.kinds_at_first_release = kinds_at_first_release
-        pass_trace.peaks = [
+        pass_trace.place_peaks = [
             (allocation_place, peak_bytes, peak_kinds) for allocation_place, (peak_bytes, peak_kinds) in peaks.items()
         ]
         pass_trace.outputs = tuple(
@@ -400,11 +413,11 @@ class TraceReader:
 
     def _start_place(self, recorded_pass: RecordedPass) -> AllocationPlace:
         """Returns the module and phase in which a pass starts, from the first event with a place."""
-        if recorded_pass.start < recorded_pass.end:
-            storage_number, nbytes, _ = self.events[recorded_pass.start]
+        if recorded_pass.first_event_index < recorded_pass.end_event_index:
+            storage_number, nbytes, _ = self.events[recorded_pass.first_event_index]
             if nbytes == PLACED:
                 return storage_number  # type: ignore[no-any-return]
-        return recorded_pass.place
+        return recorded_pass.start_place
 
     def _describe_output(self, output_template: Tensor, storage_number: int, storage_in_run: int) -> OutputTensor:
         """Creates the description of a pass's output."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from .caching_allocator import ONCE, CachingAllocator, RequestedBytes, Stretch
+from .caching_allocator import ONCE, AllocatorStepEncoder, CachingAllocator, Stretch
 from .event_log import FREED, KEPT, NAMED, OWNED, PLACED, STREAMED, TAKEN, Event, RecordedEvents
 from .layer_loops import LayerStack
 from .layer_pattern import RECORDED_REPEATS
@@ -37,21 +37,21 @@ class NotRepeatingError(Exception):
 
 
 class AllocatorOverhead(NamedTuple):
-    """The bytes that an allocator adds to the requested bytes.
+    """The bytes that a caching allocator reserves beyond the bytes that tensors request.
 
-    requested: the highest sum of bytes that tensors request.
+    requested_bytes: the highest sum of bytes that tensors request.
     slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
-    free: bytes of the segments beyond the blocks in use, at their peak.
+    free_bytes: bytes of the segments beyond the blocks in use, at their peak.
     slop_after: the slop after the run.
     """
 
-    requested: int
+    requested_bytes: int
     slop: int
-    free: int
+    free_bytes: int
     slop_after: int
 
     @staticmethod
-    def overhead_of_replay(device: CachingAllocator, requested_bytes: RequestedBytes) -> AllocatorOverhead:
+    def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
         slop, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
@@ -65,10 +65,12 @@ class AllocatorOverhead(NamedTuple):
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes, slop = (
-            max(run_overhead.requested for run_overhead in run_overheads),
+            max(run_overhead.requested_bytes for run_overhead in run_overheads),
             max(run_overhead.slop for run_overhead in run_overheads),
         )
-        reserved_bytes = max(overhead.requested + overhead.slop + overhead.free for overhead in run_overheads)
+        reserved_bytes = max(
+            overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
+        )
         return AllocatorOverhead(
             requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
         )
@@ -88,39 +90,39 @@ class AllocatorOverhead(NamedTuple):
 class InnerRepeatEvent(NamedTuple):
     """A memory event of every repeat between the first and the last, as a function of the repeat's index.
 
-    owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
-        is the same in all repeats.
-    number: the number of the storage in the second repeat; for a storage of all repeats, its number.
-    neighbour_number: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
-    size, value: the two other fields of an `Event`.
+    owner_offset: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a
+        storage that is the same in all repeats.
+    storage_number: the number of the storage in the second repeat; for a storage of all repeats, its number.
+    neighbour_storage: the number of the storage of the first or the last repeat, which a neighbouring repeat uses.
+    nbytes, event_detail: the two other fields of an `Event`.
     """
 
-    owner: int | None
-    number: Any
-    neighbour_number: Any
-    size: int
-    value: Any
+    owner_offset: int | None
+    storage_number: Any
+    neighbour_storage: Any
+    nbytes: int
+    event_detail: Any
 
 
 @dataclass
 class LayerSweep:
     """Memory events that run through the layers of a stack, repeat by repeat of the layer pattern.
 
-    stack: the number of the stack.
-    rising: whether they go from the first repeat to the last.
-    repeats: the events of each repeat, with those that follow it until the next repeat begins.
-    inner: the events of every repeat between the first and the last.
+    stack_index: the number of the stack.
+    is_ascending: whether they go from the first repeat to the last.
+    events_by_repeat: the events of each repeat, with those that follow it until the next repeat begins.
+    inner_events: the events of every repeat between the first and the last.
     """
 
-    stack: int
-    rising: bool
-    repeats: list[list[Event]]
-    inner: list[InnerRepeatEvent] = field(default_factory=list)
+    stack_index: int
+    is_ascending: bool
+    events_by_repeat: list[list[Event]]
+    inner_events: list[InnerRepeatEvent] = field(default_factory=list)
 
     @property
     def events_in_order(self) -> list[list[Event]]:
         """The events of each repeat in execution order."""
-        return self.repeats if self.rising else self.repeats[::-1]
+        return self.events_by_repeat if self.is_ascending else self.events_by_repeat[::-1]
 
 
 Part: TypeAlias = list[Event] | LayerSweep
@@ -169,8 +171,10 @@ class RepeatAnalysis:
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
-            repeat_pairs = zip(layer_sweep.repeats[1], layer_sweep.repeats[2], strict=True)
-            layer_sweep.inner = [self._event_of_inner_repeats(layer_sweep.stack, *pair) for pair in repeat_pairs]
+            repeat_pairs = zip(layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2], strict=True)
+            layer_sweep.inner_events = [
+                self._event_of_inner_repeats(layer_sweep.stack_index, *event_pair) for event_pair in repeat_pairs
+            ]
         self._check_outer_repeats()
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
@@ -214,7 +218,10 @@ class RepeatAnalysis:
         if layer_repeat is not None or len(memory_events) < RECORDED_REPEATS - 1:
             yield layer_repeat, memory_events
             return
-        event_groups = [(repeat, list(events)) for repeat, events in groupby(memory_events, self._repeat_of_allocation)]
+        event_groups = [
+            (allocating_repeat, list(release_events))
+            for allocating_repeat, release_events in groupby(memory_events, self._repeat_of_allocation)
+        ]
         pending_events: list[Event] = []
         group_index = 0
         while group_index < len(event_groups):
@@ -242,7 +249,9 @@ class RepeatAnalysis:
         if origin_repeats in self.orders:
             return origin_repeats  # type: ignore[return-value]
         first_origins = origin_repeats[: RECORDED_REPEATS - 1]
-        return next((order for order in self.orders if first_origins in (order[1:], order[:-1])), [])
+        return next(
+            (repeat_order for repeat_order in self.orders if first_origins in (repeat_order[1:], repeat_order[:-1])), []
+        )
 
     def _repeat_of_allocation(self, memory_event: Event) -> Repeat | None:
         """Returns the layer repeat that allocated the released storage."""
@@ -262,7 +271,7 @@ class RepeatAnalysis:
     def _repeat_in_stack(self, stack_index: int, allocation_place: AllocationPlace) -> Repeat | None:
         """Returns the repeat of one stack that contains a module."""
         layer_stack = self.stacks[stack_index]
-        repeat_index = (allocation_place.layer_index - layer_stack.before) // layer_stack.period
+        repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
         return (
             (stack_index, repeat_index)
             if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS
@@ -330,7 +339,7 @@ class RepeatAnalysis:
 
     def _pair_storages(self, layer_sweep: LayerSweep) -> None:
         """Pairs each storage of the second repeat with the matching storage of the third repeat."""
-        second_repeat, third_repeat = layer_sweep.repeats[1], layer_sweep.repeats[2]
+        second_repeat, third_repeat = layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeatingError
         for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
@@ -340,7 +349,7 @@ class RepeatAnalysis:
                 raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
-                self.stack_of[second_storage] = layer_sweep.stack
+                self.stack_of[second_storage] = layer_sweep.stack_index
             elif nbytes in (TAKEN, NAMED):
                 raise NotRepeatingError
 
@@ -389,7 +398,7 @@ class RepeatAnalysis:
             sweep_or_events for sweeps_and_events in self.parts.values() for sweep_or_events in sweeps_and_events
         ):
             for memory_events in (
-                (sweep_or_events.repeats[0], sweep_or_events.repeats[LAST])
+                (sweep_or_events.events_by_repeat[0], sweep_or_events.events_by_repeat[LAST])
                 if isinstance(sweep_or_events, LayerSweep)
                 else (sweep_or_events,)
             ):
@@ -403,11 +412,13 @@ class RepeatAnalysis:
                     for storage_number, nbytes, _ in memory_events
                     if nbytes in NAMING and storage_number in self.twins
                 }
-        if any((number, 2, nbytes) in outer_events for number, repeat, nbytes in outer_events if repeat == 1):
+        if any(
+            (twin_storage, 2, nbytes) in outer_events for twin_storage, repeat, nbytes in outer_events if repeat == 1
+        ):
             raise NotRepeatingError
 
     def _inner_place_event(self, second_place: AllocationPlace, third_place: AllocationPlace) -> InnerRepeatEvent:
-        """Combines the modules of an event in the second and the third repeat."""
+        """Returns the place of an inner repeat's event, from its places in the second and the third repeat."""
         layer_repeat = self._repeat_of_place(second_place)
         if layer_repeat is None and second_place == third_place:
             return InnerRepeatEvent(None, second_place, second_place, PLACED, None)
@@ -420,7 +431,7 @@ class RepeatAnalysis:
     def count_bytes(
         self, repeats_by_stack: Mapping[int, int], further_set_up: Callable[[RepeatedEvents], list[Event]] | None = None
     ) -> ReplayResult:
-        """Counts the bytes of a run without an allocator. repeats_by_stack: repeats of each stack, by default all.
+        """Counts a run's tensor bytes without an allocator. repeats_by_stack: layer repeats per stack, by default all.
 
         further_set_up: allocations after the set-up that depend on the number of repeats; default none.
         """
@@ -430,7 +441,7 @@ class RepeatAnalysis:
         added_events = further_set_up(repeated_events) if further_set_up is not None else []
         blocks: list[Any] = [None] * (repeated_events.count + len(added_events))
         _replay_on_meter(memory_meter, [*set_up_events, *added_events], blocks)
-        replay_result = ReplayResult(set_up=memory_meter.now)
+        replay_result = ReplayResult(set_up_bytes=memory_meter.now)
         for section_events in self.recorded.first_step:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -439,21 +450,21 @@ class RepeatAnalysis:
             _replay_on_meter(memory_meter, repeated_events.events_of_full_run(section_events), blocks)
         memory_meter.place = AllocationPlace("after")
         replay_result.store_step_peaks(first_peaks, memory_meter.peaks, self.recorded.phases)
-        replay_result.after = memory_meter.now
+        replay_result.final_bytes = memory_meter.now
         return replay_result
 
     def allocator_steps(
         self, further_set_up: Callable[[RepeatedEvents], list[Event]]
-    ) -> tuple[list[Stretch], int, RequestedBytes]:
+    ) -> tuple[list[Stretch], int, AllocatorStepEncoder]:
         """Returns the allocator's steps of a run with all repeats, its number of storages, and its requested bytes."""
         repeated_events = RepeatedEvents(self, {})
         added_events = further_set_up(repeated_events)
         storage_count = repeated_events.count + len(added_events)
-        requested_bytes = RequestedBytes(storage_count)
+        requested_bytes = AllocatorStepEncoder(storage_count)
         step_lists: list[Stretch] = []
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
                 step_lists += [(allocator_steps, storage_offset) for storage_offset in repeats]
             if section_events is self.recorded.set_up:
                 step_lists.append((requested_bytes.steps(added_events), 0))
@@ -462,10 +473,10 @@ class RepeatAnalysis:
     def allocator_overhead(self, device: CachingAllocator, repeats_by_stack: Mapping[int, int]) -> AllocatorOverhead:
         """Returns the allocator's overhead of a run. repeats_by_stack: stack → number of repeats, by default all."""
         repeated_events = RepeatedEvents(self, repeats_by_stack)
-        requested_bytes = RequestedBytes(repeated_events.count)
+        requested_bytes = AllocatorStepEncoder(repeated_events.count)
         for section_events in (self.recorded.set_up, *self.recorded.first_step, *self.recorded.reported_step):
             for repeat_events, repeats in repeated_events.events_with_repeats(section_events):
-                allocator_steps = requested_bytes.steps_of_repeats(repeat_events, repeats)
+                allocator_steps = requested_bytes.encode_repeated_events(repeat_events, repeats)
                 for storage_offset in repeats:
                     device.play(allocator_steps, repeated_events.count, storage_offset)
         return AllocatorOverhead.overhead_of_replay(device, requested_bytes)
@@ -505,7 +516,8 @@ class RepeatedEvents:
             for sweep_or_events in self.analysis.parts[id(section_events)]:
                 if isinstance(sweep_or_events, LayerSweep):
                     for repeat_events in self._events_of_sweep(
-                        sweep_or_events, [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
+                        sweep_or_events,
+                        [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner_events],
                     ):
                         full_run_events += repeat_events
                 else:
@@ -528,7 +540,7 @@ class RepeatedEvents:
             if not isinstance(sweep_or_events, LayerSweep):
                 yield _events_of_allocator(self._renumbered_events(sweep_or_events)), ONCE
                 continue
-            inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner]
+            inner_events = [self._event_by_repeat(memory_event) for memory_event in sweep_or_events.inner_events]
             repeat_order = self._repeat_order(sweep_or_events)
             repeat_events = self._events_of_sweep(sweep_or_events, inner_events)
             if (
@@ -543,7 +555,12 @@ class RepeatedEvents:
             ):  # the first repeat, and the next one, which may use storages of it
                 yield _events_of_allocator(memory_events), ONCE
             yield (
-                _events_of_allocator([(number, nbytes, detail) for number, _, nbytes, detail in inner_events]),
+                _events_of_allocator(
+                    [
+                        (recorded_storage, nbytes, event_detail)
+                        for recorded_storage, _, nbytes, event_detail in inner_events
+                    ]
+                ),
                 repeat_order[1:-1],
             )
             yield _events_of_allocator(self._events_of_repeat(sweep_or_events, inner_events, repeat_order[-1])), ONCE
@@ -561,8 +578,8 @@ class RepeatedEvents:
 
     def _repeat_order(self, layer_sweep: LayerSweep) -> range:
         """Returns the inner repeats in the direction in which the layers run."""
-        inner_repeats = range(self.inner_repeats[layer_sweep.stack])
-        return inner_repeats if layer_sweep.rising else inner_repeats[::-1]
+        inner_repeats = range(self.inner_repeats[layer_sweep.stack_index])
+        return inner_repeats if layer_sweep.is_ascending else inner_repeats[::-1]
 
     def _events_of_sweep(self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine]) -> Iterator[list[Event]]:
         """Yields the events of each repeat in execution order. inner_events: the inner repeats' events."""
@@ -575,7 +592,7 @@ class RepeatedEvents:
         self, layer_sweep: LayerSweep, inner_events: Sequence[EventLine], repeat_index: int
     ) -> list[Event]:
         """Returns the events of one inner repeat. inner_events: the events of the inner repeats."""
-        place_in_later_repeat = self.analysis.stacks[layer_sweep.stack].place_in_later_repeat
+        place_in_later_repeat = self.analysis.stacks[layer_sweep.stack_index].place_in_later_repeat
         memory_events = [
             (
                 place_in_later_repeat(storage_number, repeat_index)
@@ -588,30 +605,35 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack] - 1, 1)):
+        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
             if repeat_index == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
-                for event_index, memory_event in enumerate(layer_sweep.inner):
-                    if memory_event.owner == owning_repeat:
+                for event_index, memory_event in enumerate(layer_sweep.inner_events):
+                    if memory_event.owner_offset == owning_repeat:
                         memory_events[event_index] = (
-                            memory_event.neighbour_number,
-                            memory_event.size,
-                            memory_event.value,
+                            memory_event.neighbour_storage,
+                            memory_event.nbytes,
+                            memory_event.event_detail,
                         )
         return memory_events
 
     def _event_by_repeat(self, memory_event: InnerRepeatEvent) -> EventLine:
         """Returns an event as a function of the inner repeat."""
-        if memory_event.owner is None:
-            return memory_event.number, 0, memory_event.size, memory_event.value
-        if memory_event.size == PLACED:
-            return memory_event.number, 1, memory_event.size, memory_event.value
-        return self.starts[memory_event.number] + memory_event.owner, 1, memory_event.size, memory_event.value
+        if memory_event.owner_offset is None:
+            return memory_event.storage_number, 0, memory_event.nbytes, memory_event.event_detail
+        if memory_event.nbytes == PLACED:
+            return memory_event.storage_number, 1, memory_event.nbytes, memory_event.event_detail
+        return (
+            self.starts[memory_event.storage_number] + memory_event.owner_offset,
+            1,
+            memory_event.nbytes,
+            memory_event.event_detail,
+        )
 
     def place_in_full_run(self, allocation_place: AllocationPlace) -> AllocationPlace:
         """Returns a recorded module with its layer index increased by the added repeats."""
         for stack_index, inner_repeats in self.inner_repeats.items():
             layer_stack = self.analysis.stacks[stack_index]
-            first_layer_of_last_repeat = layer_stack.before + LAST * layer_stack.period
+            first_layer_of_last_repeat = layer_stack.layers_before + LAST * layer_stack.layer_period
             if layer_stack.contains(
                 allocation_place
             ) and first_layer_of_last_repeat <= allocation_place.layer_index < layer_stack.end(RECORDED_REPEATS):

@@ -84,9 +84,9 @@ class EventMeter(Meter):
         start_place, end_place, peaks = self._places_in_later_layer(pass_trace, added_layers)
         self.place = start_place
         first_storage_number = self.count
-        self.count += pass_trace.count
+        self.count += pass_trace.storage_count
         self.end_step_list()
-        allocator_steps = pass_trace.steps
+        allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)
             for (
@@ -118,11 +118,11 @@ class EventMeter(Meter):
         if shifted_places is None:
             peaks = [
                 (place_in_later_layer(allocation_place, added_layers), peak_bytes, bytes_by_kind)
-                for allocation_place, peak_bytes, bytes_by_kind in pass_trace.peaks
+                for allocation_place, peak_bytes, bytes_by_kind in pass_trace.place_peaks
             ]
             start_place, end_place = (
                 place_in_later_layer(recorded_place, added_layers)
-                for recorded_place in (pass_trace.start, pass_trace.end)
+                for recorded_place in (pass_trace.start_place, pass_trace.end_place)
             )
             shifted_places = self._shifted_places[trace_and_layers] = start_place, end_place, peaks
         return shifted_places
@@ -149,10 +149,10 @@ class EventMeter(Meter):
                     self.peaks[allocation_place] = SummedPeak(
                         bytes_before + peak_bytes, bytes_by_kind_before, bytes_by_kind
                     )
-                    is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_rising)
+                    is_rising = is_rising or (allocation_place == end_place and pass_trace.ends_at_peak)
         self.peak: int = max(self.peak, bytes_before + pass_trace.peak_bytes)
-        self.now += pass_trace.bytes
-        self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.kinds)
+        self.now += pass_trace.final_bytes
+        self.by_kind = _add_byte_counts(bytes_by_kind_before, pass_trace.bytes_by_kind)
         self._place, self._current_peak, self._peak_is_unsettled = end_place, self.peaks[end_place], is_rising
 
 
@@ -186,8 +186,10 @@ def place_in_later_layer(allocation_place: AllocationPlace, added_layers: int) -
 
 
 def _add_byte_counts(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds two tables of byte_count by kind."""
-    return {kind: count + second_counts.get(kind, 0) for kind, count in first_counts.items()}
+    """Adds two tables of bytes by kind of memory."""
+    return {
+        memory_kind: byte_count + second_counts.get(memory_kind, 0) for memory_kind, byte_count in first_counts.items()
+    }
 
 
 class PassPlayer(PassCounter):
@@ -234,9 +236,9 @@ class PassPlayer(PassCounter):
         pass_trace, first_storage_number = self._play_pass(model_chunk, *self.next_backward(model_chunk))
         storages: dict[int, Storage] = {}  # gradients may be parts of one tensor
         for output_index, gradient in pass_trace.outputs:
-            if gradient.number not in storages:
-                storages[gradient.number] = gradient.create_storage(self.meter, first_storage_number)
-            gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.number])
+            if gradient.storage_number not in storages:
+                storages[gradient.storage_number] = gradient.create_storage(self.meter, first_storage_number)
+            gradient_leaves[output_index].grad = gradient.create_tensor(storages[gradient.storage_number])
 
     def _play_pass(self, model_chunk: int, pass_case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass, and returns the trace and the number of the pass's first storage."""

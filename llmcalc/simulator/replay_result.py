@@ -16,25 +16,25 @@ PHASES = ("forward", "backward", "step")
 class ReplayResult:
     """The peaks and sizes in bytes after a replay of two steps.
 
-    set_up: bytes after set-up.
-    after: bytes after the second step.
-    reserved: the allocator's peak of reserved bytes; 0 without an allocator.
+    set_up_bytes: bytes after set-up.
+    final_bytes: bytes after the second step.
+    reserved_bytes: the allocator's peak of reserved bytes; 0 without an allocator.
     slop: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an allocator.
     slop_after: the slop after the second step.
     micro_batches: the micro-batches of a step after which the allocator's bytes are read, of more in all; 0 for all.
     peaks: place → its peak in the second step; for the optimizer, in either step.
-    slopes: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one before the
-        last; empty if all layers were replayed.
+    bytes_per_repeat: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one
+        before the last; empty if all layers were replayed.
     """
 
-    set_up: int = 0
-    after: int = 0
-    reserved: int = 0
+    set_up_bytes: int = 0
+    final_bytes: int = 0
+    reserved_bytes: int = 0
     slop: int = 0
     slop_after: int = 0
     micro_batches: int = 0
     peaks: Mapping[AllocationPlace, MemoryPeak] = field(default_factory=dict)
-    slopes: Mapping[AllocationPlace, int] = field(default_factory=dict)
+    bytes_per_repeat: Mapping[AllocationPlace, int] = field(default_factory=dict)
 
     def copy(self) -> ReplayResult:
         """Returns a copy of the result."""
@@ -42,13 +42,13 @@ class ReplayResult:
 
     def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
-        self.reserved = allocator.peak_reserved
+        self.reserved_bytes = allocator.peak_reserved
         self.slop = allocator.peak_allocated - peak_requested
         self.slop_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
-        self.reserved = shorter_replay.reserved + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
+        self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
         self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
 
     def store_step_peaks(
@@ -58,7 +58,7 @@ class ReplayResult:
         phases: Sequence[str] = PHASES,
     ) -> None:
         """Keeps the peaks of the second step, and for the optimizer the higher peak of both steps."""
-        self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
+        self.peaks = {peak_place: peak for peak_place, peak in second_step_peaks.items() if peak_place.phase in phases}
         step_place = AllocationPlace("step")
         if step_place in first_step_peaks and first_step_peaks[step_place].bytes > second_step_peaks[step_place].bytes:
             self.peaks[step_place] = first_step_peaks[step_place]

@@ -26,22 +26,22 @@ class SdpaCall(NamedTuple):
     """The properties of a scaled_dot_product_attention call that determine its backend.
 
     dtype: number format of queries, keys and values.
-    qk_size, v_size: dimensions of a head of the queries and keys, and of the values.
-    keys: number of keys.
-    masked: whether it has a mask.
-    trained: whether an input gets a gradient.
-    dropout: the probability of dropout; 0 outside of training.
-    mask_trained: whether the mask gets a gradient.
+    qk_head_dim, v_head_dim: dimensions of a head of the queries and keys, and of the values.
+    key_count: number of keys.
+    has_mask: whether it has a mask.
+    needs_gradient: whether an input gets a gradient.
+    dropout_probability: the probability of dropout; 0 outside of training.
+    mask_needs_gradient: whether the mask gets a gradient.
     """
 
     dtype: Dtype
-    qk_size: Number
-    v_size: Number
-    keys: Number
-    masked: bool
-    trained: bool
-    dropout: float = 0.0
-    mask_trained: bool = False
+    qk_head_dim: Number
+    v_head_dim: Number
+    key_count: Number
+    has_mask: bool
+    needs_gradient: bool
+    dropout_probability: float = 0.0
+    mask_needs_gradient: bool = False
 
 
 def sdpa_backend(compute_capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
@@ -52,7 +52,9 @@ def sdpa_backend(compute_capability: int, sdpa_call: SdpaCall) -> SdpaBackend:
     if compute_capability == CPU:
         return (
             "cpu"
-            if sdpa_call.qk_size == sdpa_call.v_size and not sdpa_call.dropout and not sdpa_call.mask_trained
+            if sdpa_call.qk_head_dim == sdpa_call.v_head_dim
+            and not sdpa_call.dropout_probability
+            and not sdpa_call.mask_needs_gradient
             else "math"
         )
     if compute_capability in PREFERS_CUDNN and supports_cudnn_attention(compute_capability, sdpa_call):
@@ -69,11 +71,11 @@ def supports_cudnn_attention(compute_capability: int, sdpa_call: SdpaCall) -> bo
     (`check_cudnn_tensor_shapes`). The probability of dropout is a multiple of 1/16, so that 0.1 runs another backend
     (`check_cudnn_dropout`), and the mask gets no gradient (`check_attn_mask_shape`).
     """
-    has_wide_keys = sdpa_call.qk_size == 192 and sdpa_call.v_size == 128 and compute_capability // 10 == 10
+    has_wide_keys = sdpa_call.qk_head_dim == 192 and sdpa_call.v_head_dim == 128 and compute_capability // 10 == 10
     largest_size = 256 if compute_capability == 90 else 128
-    has_small_heads = has_wide_keys or (sdpa_call.qk_size <= largest_size and sdpa_call.v_size <= largest_size)
-    has_exact_dropout = float(sdpa_call.dropout * 16).is_integer()
-    has_valid_inputs = sdpa_call.keys != 1 and has_exact_dropout and not sdpa_call.mask_trained
+    has_small_heads = has_wide_keys or (sdpa_call.qk_head_dim <= largest_size and sdpa_call.v_head_dim <= largest_size)
+    has_exact_dropout = float(sdpa_call.dropout_probability * 16).is_integer()
+    has_valid_inputs = sdpa_call.key_count != 1 and has_exact_dropout and not sdpa_call.mask_needs_gradient
     return (
         is_16_bit_format(compute_capability, sdpa_call.dtype)
         and has_small_heads
@@ -88,15 +90,17 @@ def supports_flash_attention(compute_capability: int, sdpa_call: SdpaCall) -> bo
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
     is_consumer_gpu = 86 <= compute_capability <= 89 or compute_capability >= 120
-    has_equal_heads = sdpa_call.qk_size == sdpa_call.v_size and sdpa_call.qk_size <= 256
+    has_equal_heads = sdpa_call.qk_head_dim == sdpa_call.v_head_dim and sdpa_call.qk_head_dim <= 256
     lacks_backward = (
-        is_consumer_gpu and sdpa_call.trained and 192 < sdpa_call.qk_size <= (256 if sdpa_call.dropout else 224)
+        is_consumer_gpu
+        and sdpa_call.needs_gradient
+        and 192 < sdpa_call.qk_head_dim <= (256 if sdpa_call.dropout_probability else 224)
     )
     return (
         is_16_bit_format(compute_capability, sdpa_call.dtype)
         and compute_capability >= 80
         and has_equal_heads
-        and not sdpa_call.masked
+        and not sdpa_call.has_mask
         and not lacks_backward
     )
 
@@ -125,4 +129,4 @@ def is_16_bit_format(compute_capability: int, dtype: Dtype) -> bool:
 
 def has_heads_divisible_by(head_size_divisor: int, sdpa_call: SdpaCall) -> bool:
     """Whether both head sizes are multiples of the number `head_size_divisor`."""
-    return bool(sdpa_call.qk_size % head_size_divisor == 0 and sdpa_call.v_size % head_size_divisor == 0)
+    return bool(sdpa_call.qk_head_dim % head_size_divisor == 0 and sdpa_call.v_head_dim % head_size_divisor == 0)

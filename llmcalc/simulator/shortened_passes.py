@@ -33,10 +33,16 @@ class ShortenedPasses:
         self.passes: Sequence[RecordedPass] = recorded_passes
         boundary_indices = [
             0,
-            *(index for recorded_pass in recorded_passes for index in (recorded_pass.start, recorded_pass.end)),
+            *(
+                boundary_index
+                for recorded_pass in recorded_passes
+                for boundary_index in (recorded_pass.first_event_index, recorded_pass.end_event_index)
+            ),
             len(memory_events),
         ]
-        self.pieces: list[Sequence[Event]] = [memory_events[start:end] for start, end in pairwise(boundary_indices)]
+        self.pieces: list[Sequence[Event]] = [
+            memory_events[piece_start:piece_end] for piece_start, piece_end in pairwise(boundary_indices)
+        ]
         repeat_analysis = RepeatAnalysis(
             RecordedEvents([], self.pieces, [], PHASES), layer_stacks, range(len(layer_stacks))
         )
@@ -64,16 +70,19 @@ class ShortenedPasses:
         """
         input_storage = recorded_pass.input_storage
         return recorded_pass._replace(
-            start=pass_start,
-            end=pass_end,
-            place=self.repeated.place_in_full_run(recorded_pass.place),
+            first_event_index=pass_start,
+            end_event_index=pass_end,
+            start_place=self.repeated.place_in_full_run(recorded_pass.start_place),
             input_storage=None if input_storage is None else self.storage_in_full_pass(input_storage),
             outputs=self.outputs_of_full_pass(recorded_pass, pass_events),
         )
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:
         """Returns the tensors that outlive a pass with all layers; none of them belongs to an inner layer."""
-        return [(i, template, self.storage_in_full_pass(storage)) for i, template, storage in recorded_pass.outputs]
+        return [
+            (i, shape_template, self.storage_in_full_pass(storage_number))
+            for i, shape_template, storage_number in recorded_pass.outputs
+        ]
 
     def storage_in_full_pass(self, storage_number: int) -> int:
         """Converts a storage's number in the recorded passes to the number in the passes with all layers."""

@@ -60,7 +60,7 @@ def is_contiguous(shape: Shape, strides: Strides) -> bool:
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
     strides_and_sizes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
-    if not all(isinstance(number, int) for axis in strides_and_sizes for number in axis):
+    if not all(isinstance(stride_or_size, int) for axis in strides_and_sizes for stride_or_size in axis):
         return {stride for stride, _ in strides_and_sizes} == set(contiguous_strides(shape)) or is_contiguous(
             shape, strides
         )
@@ -156,7 +156,11 @@ def elementwise_strides(operands: tuple[tuple[Shape, Strides], ...], shape: Shap
         strides_of_first = operands[0][1]
         if all(strides == strides_of_first for _, strides in operands) and is_dense(shape, strides_of_first):
             return strides_of_first
-    if not all(isinstance(number, int) for operand_shape, strides in operands for number in (*operand_shape, *strides)):
+    if not all(
+        isinstance(size_or_stride, int)
+        for operand_shape, strides in operands
+        for size_or_stride in (*operand_shape, *strides)
+    ):
         dense_operand_strides = [
             strides
             for operand_shape, strides in operands

@@ -16,8 +16,8 @@ from .adapters import Adapters
 from .aten import Aten
 from .autograd import AutogradGraph
 from .choices import EAGER, KernelChoices
-from .frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .meter import AllocationPlace
+from .module_frame import ModuleFrame, ParameterSet, Path, RecomputedModule, UnsupportedKernel
 from .strides import Shape, count
 from .tensor import INT64, Dtype, Tensor
 
@@ -224,7 +224,9 @@ class ValueTensors:
                 inner_scopes = [inner_frame.scope for inner_frame in self.frames[frame_index:]]
                 is_shared = any(module_scope.about.get("role") == "shared" for module_scope in inner_scopes)
                 is_per_layer = any(module_scope.per_layer for module_scope in inner_scopes)
-                path_parts.append(module_frame.owner if is_shared and not is_per_layer else module_frame.layer_index)
+                path_parts.append(
+                    module_frame.owner_layer_index if is_shared and not is_per_layer else module_frame.layer_index
+                )
         return tuple(path_parts)
 
     @property
@@ -252,10 +254,13 @@ class ValueTensors:
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
-        """Creates the error for an verb that no profile has."""
+        """Creates the error for a verb that no profile implements."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"
         return self.unsupported(reason, operation.name)
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [ModuleFrame(call.scope, layer_index=call.layer_index, owner=call.owner) for call in self.frames]
+        return [
+            ModuleFrame(call.scope, layer_index=call.layer_index, owner_layer_index=call.owner_layer_index)
+            for call in self.frames
+        ]

@@ -323,7 +323,10 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
             if (
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
                 and "round" not in last_segment.lower()  # AutoRound fills the last group
-                and not (_has_whole_groups(preset) and _has_usual_groups(checkpoint_name, preset, quantization_scheme))
+                and not (
+                    _has_undivided_norm_groups(preset)
+                    and _has_usual_groups(checkpoint_name, preset, quantization_scheme)
+                )
             ):
                 quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
             if quantization_scheme == "mxfp4" and not preset.model.has_experts:  # amd's cards: "MXFP4 MoE weights"
@@ -339,7 +342,7 @@ def _is_in_fp8(published_table: dict[str, Any]) -> bool:
     return published_table.get("quant_method") == "fp8" and published_table.get("expert_dtype", "fp8") == "fp8"
 
 
-def _has_whole_groups(preset: Preset) -> bool:
+def _has_undivided_norm_groups(preset: Preset) -> bool:
     """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
     networks = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
     for network in networks:

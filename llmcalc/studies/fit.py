@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.host import paged_bytes
+from ..device_memory.host_memory import paged_bytes
 from ..device_memory.simulated_run import cache_block_tokens, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..frozen import frozen
@@ -523,7 +523,7 @@ LARGEST_NARROWER_SHARE = 0.75
 
 def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
     """Whether a scheme makes the weights smaller; quantized weights must become much smaller."""
-    if model_memory.states.quantized is None:
+    if model_memory.states.quantized_size is None:
         return True
     try:
         narrower_weights = model_memory.with_(quantize=scheme_name).states.weights

@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import tokens_multiple
-from ..simulator.effort import WorkBudget
+from ..simulator.simulated_work import WorkBudget
 from .fit import MOST_BATCH, MOST_SEQ, SettingChange, devices_option, largest_fitting_number
 from .layout_candidates import Candidate
 from .plan import (
@@ -204,7 +204,7 @@ class DevicesQuestion:
         run_memory = self.estimates.memory.with_(num_microbatches=candidate.micro_batches)
         version = self.layout_request.framework_version or ""
         cluster = Cluster.with_framework(run_memory, candidate.layout, self.estimates.framework, version)
-        ranks = [cluster.rank_memory(rank, run_memory.runtime) for rank in cluster.ranks_that_may_need_most]
+        ranks = [cluster.rank_memory(rank, run_memory.cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         return rank_needing_most(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:

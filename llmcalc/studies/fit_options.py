@@ -136,7 +136,7 @@ class _RunOnDevices(NamedTuple):
 
 def _bytes_without_overhead(fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
-    return fit.needed - (cuda_runtime.context + fit.fragmentation)
+    return fit.needed - (cuda_runtime.context_bytes + fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
@@ -193,13 +193,13 @@ def hardware_options(
         is_training
         and framework_name is not None
         and replace(layout_request, devices=1).is_undivided
-        and framework(framework_name).layouts.zero != 3
+        and framework(framework_name).layouts.default_zero_stage != 3
     ):
         raise InputError(
             f"--framework {framework_name}: its layouts are planned for one kind of accelerator; add --hardware"
         )
     device_runs, options = _runs_on_devices(model_memory, layout_request), []
-    needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized is None
+    needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized_size is None
     is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
         fit_of_single_device = fit_with_engine(hardware) if is_undivided else None
@@ -209,7 +209,7 @@ def hardware_options(
         # runs are made as far as an accelerator needs them, and once for all
         device_runs, candidate_runs = tee(device_runs)
         usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
-        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, cuda_runtime_of(hardware)))
+        options.append(_hardware_option(usual_runs, hardware, model_memory.cuda_runtime, cuda_runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -333,11 +333,11 @@ def _fitting_runs(
         _runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training
     )
     for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, device_runs):
-        lower_bounds = device_run.bounds_without_replay(model_memory.runtime)
+        lower_bounds = device_run.bounds_without_replay(model_memory.cuda_runtime)
         if device_run.devices > 1 and all(byte_count <= hardware.capacity_bytes for byte_count in lower_bounds):
             fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
             if fit.verdict != "no":
-                yield device_run.with_most_replicas(fit, model_memory.runtime, cuda_runtime_of(hardware))
+                yield device_run.with_most_replicas(fit, model_memory.cuda_runtime, cuda_runtime_of(hardware))
             if fit.verdict == "fits":
                 return
 

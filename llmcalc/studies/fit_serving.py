@@ -17,7 +17,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_program import model_axes
 from ..parallel.search import HEADS, WIDTHS, check_depth, even_stage_sizes, layout_refusal
-from ..simulator.effort import WorkBudget
+from ..simulator.simulated_work import WorkBudget
 from .decoding import time_decoded_token
 from .fit import FitAnswer, SettingChange, devices_option, fit, largest_run
 from .timed_run import TimedRun
@@ -90,12 +90,12 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
     )
     worst_fit = fit(
-        inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
+        inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
     batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
     for rank in _end_ranks(best_replica.layout):
         if rank != best_replica.rank:
-            rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
+            rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not best_fits and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
@@ -122,7 +122,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
 
 
 WORK_OF_SEARCH = 3_000_000
-"""Units of work after which a search ends, about 3 seconds on a machine of 2026. See `simulator/effort.py`."""
+"""Units of work after which a search ends, about 3 seconds on a machine of 2026. See `simulator/simulated_work.py`."""
 
 
 def serving_replicas(
@@ -210,7 +210,7 @@ def _end_ranks(layout: Layout) -> tuple[int, ...]:
 def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout) -> ReplicaFit:
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
-        rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
+        rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
     rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))

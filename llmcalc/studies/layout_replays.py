@@ -14,7 +14,7 @@ from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster
 from ..parallel.layout import Layout
 from ..processes import ForkedCalls, usable_processes
-from ..simulator.effort import EFFORT, CountedWork, WorkBudget
+from ..simulator.simulated_work import EFFORT, CountedWork, WorkBudget
 
 
 class LayoutRun(NamedTuple):
@@ -58,9 +58,9 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.runtime, 0, CountedWork(0)
+    layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.cuda_runtime, 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
-    with EFFORT.count_apart() as work_so_far:
+    with EFFORT.count_separately() as work_so_far:
         if task.first_stage is not None:
             first_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
             first_work = work_so_far()

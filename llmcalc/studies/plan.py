@@ -24,7 +24,7 @@ from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
-from ..simulator.effort import EFFORT, WorkBudget
+from ..simulator.simulated_work import EFFORT, WorkBudget
 from ..timing.time_ranges import TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
@@ -49,7 +49,7 @@ UNTRIED = "not tried: the search ended before it"
 """The reason of layouts that were left when the budget of a search was spent."""
 
 WORK_OF_SEARCH = 14_000_000
-"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/effort.py`."""
+"""Units of work after which a search ends, 5 to 20 seconds by the model. See `simulator/simulated_work.py`."""
 
 FEWER_LAYOUTS = "expected sizes of groups that leave fewer layouts (--tp, --pp, --ep)"
 """What mends a search that ended early."""
@@ -232,10 +232,16 @@ class LayoutPlan:
         """
         nearest = self.plan.nearest
         has_fit = self.plan.feasible or self.plan.unreplayed
-        if has_fit or nearest is None or not nearest.may_fit or self.plan.ended_early or self.memory.runtime.expandable:
+        if (
+            has_fit
+            or nearest is None
+            or not nearest.may_fit
+            or self.plan.ended_early
+            or self.memory.cuda_runtime.has_expandable_segments
+        ):
             return None
         run_memory = self._run_memory(nearest)
-        run_memory = replace(run_memory, runtime=replace(run_memory.runtime, expandable=True))
+        run_memory = replace(run_memory, cuda_runtime=replace(run_memory.cuda_runtime, has_expandable_segments=True))
         required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest)
         return required_bytes if required_bytes <= nearest.capacity else None
 
@@ -254,7 +260,9 @@ class LayoutPlan:
         ):
             return None
         peak_estimate, capacity_bytes = self.estimates.recomputed.estimates_as_configured, self.hardware.capacity_bytes
-        return len([layout for layout in self.tried.possible if tensors_fit(peak_estimate, *layout, capacity_bytes)])
+        return len(
+            [layout for layout in self.tried.possible_layouts if tensors_fit(peak_estimate, *layout, capacity_bytes)]
+        )
 
 
 MOST_LAYERS = 256
@@ -512,10 +520,10 @@ class LayoutOrder:
         """
         layouts = self.layouts
         plan = RankedLayouts(layouts.tried_count)
-        tried_candidates = self._candidates_of(layouts.possible)
+        tried_candidates = self._candidates_of(layouts.possible_layouts)
         too_large_candidates = [
             layout_and_micro_batches
-            for layout_and_micro_batches, candidate in zip(layouts.possible, tried_candidates, strict=True)
+            for layout_and_micro_batches, candidate in zip(layouts.possible_layouts, tried_candidates, strict=True)
             if candidate is None
         ]
         candidates = [candidate for candidate in tried_candidates if isinstance(candidate, Candidate)]
@@ -529,7 +537,7 @@ class LayoutOrder:
             refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
             too_large_candidates = []
             plan.nearest = self._smallest_replay(refused_candidates)
-        plan.refused = dict(layouts.refused)
+        plan.refused = dict(layouts.refusal_counts)
         plan.ended_early |= UNTRIED in plan.refused
         if not (plan.feasible or plan.unreplayed or refused_candidates or too_large_candidates):
             self._raise_most_frequent_error(plan.refused)
@@ -585,7 +593,9 @@ class LayoutOrder:
         counts_without_replicas = {
             reason: count for reason, count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
-        layout_error = self.layouts.errors.get(max(counts_without_replicas, key=counts_without_replicas.__getitem__))
+        layout_error = self.layouts.errors_by_reason.get(
+            max(counts_without_replicas, key=counts_without_replicas.__getitem__)
+        )
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
             raise layout_error
 
@@ -729,7 +739,9 @@ class LayoutOrder:
                 continue
             assert candidate is not None
             refused_layouts.append(candidate)
-        index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
+        index_of_layout = {
+            layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible_layouts)
+        }
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
             layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]

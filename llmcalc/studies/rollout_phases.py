@@ -151,7 +151,7 @@ class _PhaseCalculator:
         yield "reward", self.rollout.reward
 
     def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
-        parameters = model.parameters or self.cluster.memory.states.count.total
+        parameters = model.parameters or self.cluster.memory.states.parameter_count.total
         return PhaseTerm(model_name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
 
     def _critic_terms(self) -> PhaseTerm:

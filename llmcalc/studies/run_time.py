@@ -29,11 +29,11 @@ from ..timing.kernels import Adapters, RankWork
 from ..timing.stack import (
     find_stack,
     stack_of_vendor,
+    with_16_bit_adapters,
     with_attention,
     with_cudnn_attention,
     with_gradient_buffers,
     with_loss,
-    with_narrow_adapters,
     with_norms,
     with_optimizer,
     with_overlap,
@@ -42,7 +42,7 @@ from ..timing.stack import (
 )
 from ..timing.step import StepPlan, StepTime, StepTimer, host_wait
 from ..timing.time_estimator import QUANTIZED, NumberFormats, TimedOperation, TimedPass
-from ..timing.time_ranges import TimeRange, expected_range, untested_ranks
+from ..timing.time_ranges import TimeRange, expected_range, untested_layout_text
 from ..timing.timing_constants import TimeStack
 from ..units import DTYPE_BITS, short_dtype
 from ..workload.execution import CrossEntropy
@@ -167,7 +167,7 @@ class TrainingTimes:
         time_stack = with_norms(time_stack, model_memory.settings.norm)
         time_stack = with_loss(time_stack, model_memory.settings.cross_entropy or time_settings.loss)
         if self.adapters is not None and DTYPE_BITS[model_memory.states.adapter_dtype] == 16:
-            time_stack = with_narrow_adapters(time_stack)
+            time_stack = with_16_bit_adapters(time_stack)
         updates_on_host = bool(model_memory.settings.optimizer_offload)
         self.assumes_host_update: bool = updates_on_host and not time_stack.host_update
         self.stack: TimeStack = with_optimizer(
@@ -229,7 +229,7 @@ class TrainingTimes:
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the step plan of a layout."""
-        workload, included_parts = self.memory.states.workload, self.memory.states.count.include
+        workload, included_parts = self.memory.states.workload, self.memory.states.parameter_count.include
         return StepPlan.from_layout(
             layout,
             int(workload.batch),
@@ -283,7 +283,7 @@ class TrainingTimes:
         check_exchanged_heads(self.memory.spec, layout)
         step_plan, timed_step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         timed_pass = timed_step.timed_pass
-        part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.parts.items()}
+        part_seconds = {part_name: float(seconds) for part_name, seconds in timed_step.seconds_by_part.items()}
         repeated_operations = [
             (self._run_count(timed_pass, step_plan, operation), operation) for operation in timed_pass.operations
         ]
@@ -323,24 +323,24 @@ class TrainingTimes:
     def _run_count(timed_pass: TimedPass, step_plan: StepPlan, operation: TimedOperation) -> float:
         """Returns how often a kernel runs in one micro-batch, over all layers and with recomputation."""
         run_count = 1.0
-        if not operation.backward and operation.layer >= 0:
+        if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer
             run_count += step_plan.recompute * (not is_skipped) + operation.is_recomputed(
                 step_plan.recompute_core, step_plan.recompute_nodes
             )
-        return float(operation.times * timed_pass.work.count(operation.layer) * run_count)
+        return float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index) * run_count)
 
     def _layer_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         if step_plan.tp == 1:
             return 0.0
-        pass_work = timed_pass.work
+        pass_work = timed_pass.rank_work
         layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
-        for layer in range(len(timed_pass.work.layer_kinds)):
+        for layer in range(len(timed_pass.rank_work.layer_kinds)):
             skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
             for is_backward, run_count, skipped in (
                 (False, 1.0, 0.0),
@@ -349,7 +349,7 @@ class TrainingTimes:
             ):
                 kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
-                seconds += float(timed_pass.work.count(layer) * run_count * wait_seconds)
+                seconds += float(timed_pass.rank_work.count(layer) * run_count * wait_seconds)
         return seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
@@ -364,9 +364,14 @@ class TrainingTimes:
             ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recompute=1.0)),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
-        if layout.world > device.domain:
+        if layout.world > device.domain_devices:
             slower_settings.append(
-                ("half of the network (--nic)", replace(device, nic=device.nic / 2), time_stack, step_plan)
+                (
+                    "half of the network (--nic)",
+                    replace(device, network_bandwidth=device.network_bandwidth / 2),
+                    time_stack,
+                    step_plan,
+                )
             )
         for settings_text, device, time_stack, changed_settings in slower_settings:
             yield settings_text, float(StepTimer(spec, device, time_stack).step(changed_settings).seconds)
@@ -396,7 +401,7 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     """Returns the bytes of the optimizer's states and the FLOPs of its matrix products, per trained parameter."""
     memory_use = memory.states
     assert memory_use.optimizer is not None
-    product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.count
+    product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.parameter_count
     flops: Number = 0
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
@@ -454,13 +459,13 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     """
     _refuse_wide_products(model_memory)
     memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, tokens)
-    quantized_weights = memory_use.quantized
+    quantized_weights = memory_use.quantized_size
     if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
-        return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
+        return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
     label = quantized_weights.scheme.label
     dtype = next((name for prefix, name in SCHEME_FORMATS if label.startswith(prefix)), QUANTIZED)
-    elements_by_component = memory_use.count.by_component
+    elements_by_component = memory_use.parameter_count.by_component
     head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements_by_component]
     layer_bits, *head_bits = (
         float(
@@ -482,7 +487,7 @@ def _cache_bits(model_memory: Memory, tokens: int) -> float:
     """Returns the bits of a cached element with its share of the scales."""
     if not model_memory.states.kv_dtype:
         return 16.0
-    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.count.tree
+    run_config, model_tree = RunConfig(Workload(1, tokens)), model_memory.states.parameter_count.tree
     cached_format = cache_format(model_memory.states.kv_dtype)
     bits_per_element, bits_in_16_bit_format = (
         model_tree.total(cache_bits_in(stored_format), run_config)
@@ -510,10 +515,12 @@ def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     run_settings = model_memory.settings
     if run_settings.dtype is not None:
         return model_memory
-    if time_stack.halves_float32 and model_memory.published == "float32":
+    if time_stack.halves_float32 and model_memory.published_dtype == "float32":
         return model_memory.with_(dtype="bfloat16")
     is_converted = (
-        time_stack.four_bit_scheme is not None and DTYPE_BITS[model_memory.published] == 4 and not run_settings.quantize
+        time_stack.four_bit_scheme is not None
+        and DTYPE_BITS[model_memory.published_dtype] == 4
+        and not run_settings.quantize
     )
     return model_memory.with_(quantize=time_stack.four_bit_scheme) if is_converted else model_memory
 
@@ -552,11 +559,11 @@ def time_inference(
     time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)
     timed_operations = tuple(
-        (float(operation.times * timed_pass.work.count(operation.layer)), operation)
+        (float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index)), operation)
         for timed_pass in inference_pass.timed_passes
         for operation in timed_pass.operations
     )
-    part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.parts.items()}
+    part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.seconds_by_part.items()}
     kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
     new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
     return TimedRun(
@@ -572,13 +579,18 @@ def time_inference(
         formats,
         None,
         expected_range(
-            float(inference_pass.seconds), time_phase, device, time_stack, spec, untested_ranks(time_stack, layout)
+            float(inference_pass.seconds),
+            time_phase,
+            device,
+            time_stack,
+            spec,
+            untested_layout_text(time_stack, layout),
         ),
         part_seconds,
         timed_operations,
-        tuple(timed_pass.work for timed_pass in inference_pass.timed_passes),
+        tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),
         hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
-        resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].work),
+        resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].rank_work),
         seconds_on=lambda device, time_stack: float(pass_on(device, time_stack).seconds),
     )
 
@@ -586,5 +598,5 @@ def time_inference(
 def _resident_bytes(model_memory: Memory, layout: Layout, pass_work: RankWork) -> int:
     """Returns the bytes of a rank's weights and of its part of the cache."""
     memory_use = model_memory.states
-    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.count.total)
+    weights = float(memory_use.weights) * float(pass_work.parameters) / float(memory_use.parameter_count.total)
     return int(weights / layout.pp + float(memory_use.kv_cache) / (layout.tp * layout.pp))

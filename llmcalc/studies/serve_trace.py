@@ -29,7 +29,7 @@ class RequestTrace:
     @property
     def span(self) -> float:
         """Seconds from the first arrival to the last."""
-        return self.requests[-1].arrival
+        return self.requests[-1].arrival_seconds
 
     @property
     def rate(self) -> float | None:
@@ -38,20 +38,20 @@ class RequestTrace:
 
     @property
     def mean_input(self) -> int:
-        return max(1, round(sum(request.input for request in self.requests) / len(self.requests)))
+        return max(1, round(sum(request.input_tokens for request in self.requests) / len(self.requests)))
 
     @property
     def mean_output(self) -> int:
-        return max(1, round(sum(request.output for request in self.requests) / len(self.requests)))
+        return max(1, round(sum(request.output_tokens for request in self.requests) / len(self.requests)))
 
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request."""
-        return max(request.input + request.output for request in self.requests)
+        return max(request.input_tokens + request.output_tokens for request in self.requests)
 
     @property
     def output_tokens(self) -> int:
-        return sum(request.output for request in self.requests)
+        return sum(request.output_tokens for request in self.requests)
 
 
 @frozen
@@ -80,7 +80,7 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
         for time_scale in (1.0, step_range.low, step_range.high)
     ]
     likely_run = simulated_runs[0]
-    seconds = max(request.end for request in likely_run)
+    seconds = max(request.end_seconds for request in likely_run)
     further_tokens = trace.mean_output - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
     return TraceTimes(

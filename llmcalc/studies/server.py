@@ -17,7 +17,7 @@ from ..frozen import frozen
 from ..parallel.layout import Layout
 from ..timing.batching import LoadLatencies, Replica
 from ..timing.disaggregation import DisaggregatedServer
-from ..timing.time_ranges import RangedAmount, TimeRange, expected_range, untested_ranks
+from ..timing.time_ranges import RangedAmount, TimeRange, expected_range, untested_layout_text
 
 SECONDS_OF_AN_HOUR = 3600.0
 
@@ -108,7 +108,7 @@ class LoadPoint:
     @property
     def end_to_end_seconds(self) -> RangedAmount:
         """The seconds from a request's arrival to its last token, with a range summed from those of TTFT and TPOT."""
-        further_tokens = self.load.output - 1
+        further_tokens = self.load.output_tokens - 1
         latency_parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
         return RangedAmount(*(ttft + further_tokens * tpot for ttft, tpot in latency_parts))
 
@@ -155,7 +155,7 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        untested_reason = untested_ranks(replica.stack, replica.layout)
+        untested_reason = untested_layout_text(replica.stack, replica.layout)
         untested_reason = untested_reason if self.group is None else "prompts on replicas of their own"
         untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
         return expected_range(

@@ -264,7 +264,7 @@ class ServeStudy:
             layout_flags = (
                 None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
             )
-            if self.speculation is not None and self.speculation.draft is not None and layout_sizes.pp > 1:
+            if self.speculation is not None and self.speculation.draft_model is not None and layout_sizes.pp > 1:
                 rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
             if layout_flags is None:
@@ -323,7 +323,7 @@ class ServeStudy:
                 number_formats,
                 most_step_tokens,
                 self.speculation,
-                remaining_step=1.0 if self.limits.rate is None else 0.5,
+                waited_step_share=1.0 if self.limits.rate is None else 0.5,
             )
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:
@@ -367,7 +367,9 @@ class ServeStudy:
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences
                 )
             replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
-        return replace(server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode)
+        return replace(
+            server, group=replica_group, most_sequences=server.most_sequences * replica_group.decode_replicas
+        )
 
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or replica groups; None if the load determines the number."""

@@ -90,7 +90,12 @@ def time_formulas(
     tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
     software_stack = find_stack(time_stack, "training" if phase == "training" else "inference")
     rank_pass = RankPass(
-        batch, tokens, cached_tokens, phase, fused=software_stack.fused, reduces_late=software_stack.reduces_late
+        batch,
+        tokens,
+        cached_tokens,
+        phase,
+        fuses_elementwise=software_stack.fused,
+        reduces_late=software_stack.reduces_late,
     )
     pass_work = rank_work(spec, rank_pass)
     time_estimator = TimeEstimator(device_of(hardware), software_stack, NumberFormats(), rank_pass)
@@ -104,7 +109,9 @@ def time_formulas(
     return [
         time_formula
         for kernel in kernels
-        for time_formula in _kernel_formulas(time_estimator, kernel, int(kernel.times * pass_work.count(kernel.layer)))
+        for time_formula in _kernel_formulas(
+            time_estimator, kernel, int(kernel.runs_per_layer * pass_work.count(kernel.layer_kind_index))
+        )
     ]
 
 
@@ -118,7 +125,7 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
     stack, layer_numbers, layer_condition = layer_match.groups()
-    if kernel.layer < 0 or f".{stack}{layer_condition}." not in f".{kernel.path}.":
+    if kernel.layer_kind_index < 0 or f".{stack}{layer_condition}." not in f".{kernel.path}.":
         return False
     layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
@@ -127,7 +134,7 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
     return any(
         first_layer <= i <= last_layer
         for first_layer, last_layer in layer_ranges
-        for i in pass_work.layer_kinds[kernel.layer].indices
+        for i in pass_work.layer_kinds[kernel.layer_kind_index].indices
     )
 
 
@@ -146,7 +153,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
             )
         wait_term = NO_TERM
         if operation.wait:
-            launch_count = kernel.launches[operation.backward]
+            launch_count = kernel.launches[operation.is_backward]
             wait_term = _FormulaTerm("l · t", f"{launch_count} · {_number_text(time_estimator.seconds_before_kernel)}")
             if remaining_wait := operation.wait - launch_count * time_estimator.seconds_before_kernel:
                 wait_term = _FormulaTerm(
@@ -156,7 +163,7 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
         yield TimeFormula(
             kernel.path,
             kernel.kind,
-            operation.backward,
+            operation.is_backward,
             " + ".join(formula_term.symbolic for formula_term in formula_terms) or "0",
             " + ".join(formula_term.substituted for formula_term in formula_terms) or "0",
             float(operation.seconds),
@@ -170,11 +177,11 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
     if not operation.compute:
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.compute)
-    peak = device.peaks["bf16"]
-    flops = float(kernel.padding * kernel.flops[operation.backward])
+    peak = device.peak_rates["bf16"]
+    flops = float(kernel.head_padding_ratio * kernel.flops[operation.is_backward])
     if kernel.kind in ("product", "experts"):
-        flops /= 2 if operation.backward and not kernel.frozen else 1
-        peak = device.peaks[device.format_of("bf16")]
+        flops /= 2 if operation.is_backward and not kernel.is_frozen else 1
+        peak = device.peak_rates[device.format_of("bf16")]
         return _FormulaTerm(
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
         )
@@ -183,8 +190,10 @@ def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: T
             "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
         )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
-        _, half_rate_keys = device.generation.attention_backward if operation.backward else device.generation.attention
-        key_count = max(1.0, float(kernel.keys))
+        _, half_rate_keys = (
+            device.generation.attention_backward if operation.is_backward else device.generation.attention
+        )
+        key_count = max(1.0, float(kernel.keys_per_query))
         efficiency = flops * (1 + half_rate_keys / key_count) / seconds / peak
         return _FormulaTerm(
             "F · (1 + S0 / S) / (P · e)",
@@ -200,10 +209,10 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
         return NO_TERM
     device, seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
-    rate_text = f"({_number_text(device.bandwidth)} · {_number_text(efficiency)})"
+    rate_text = f"({_number_text(device.memory_bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
-        bandwidth_share = seconds * device.bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
+        bandwidth_share = seconds * device.memory_bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
         unit_ratio = 1 / (bandwidth_share - 1)
         return _FormulaTerm(
             "B / (W · w) · (1 + 1 / b)",
@@ -211,8 +220,8 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
         )
     if _is_vector_read(time_estimator, kernel):
         byte_text, rate_text = _number_text(seconds * device.vector_rate), _number_text(device.generation.vector_read)
-        return _FormulaTerm("B / (P32 · v)", f"{byte_text} / ({_number_text(device.peaks['fp32'])} · {rate_text})")
-    return _FormulaTerm("B / (W · w)", f"{_number_text(seconds * device.bandwidth * efficiency)} / {rate_text}")
+        return _FormulaTerm("B / (P32 · v)", f"{byte_text} / ({_number_text(device.peak_rates['fp32'])} · {rate_text})")
+    return _FormulaTerm("B / (W · w)", f"{_number_text(seconds * device.memory_bandwidth * efficiency)} / {rate_text}")
 
 
 def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:

@@ -146,7 +146,7 @@ class TimedRun:
     @property
     def peak(self) -> float:
         """Peak FLOP/s of a device in the number format of the products."""
-        return self.device.peaks[self.device.format_of(self.formats.dtype)]
+        return self.device.peak_rates[self.device.format_of(self.formats.product_format)]
 
     def model_flops(self, pairs: Pairs) -> int:
         """Returns the model FLOPs of the step or pass, without recomputation.
@@ -158,7 +158,7 @@ class TimedRun:
                 self.sequences,
                 self.seq,
                 phase="training",
-                pairs=pairs,
+                counted_pairs=pairs,
                 include=self.include,
                 adapters=self.plan.adapters,
             )

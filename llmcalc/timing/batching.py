@@ -40,8 +40,8 @@ from .device import Device
 from .inference import (
     MAX_CHUNKS,
     InferencePass,
-    captured_prompt_tokens,
     forward_pass,
+    graph_prompt_tokens,
     prefill,
     rank_pass,
     seconds_without_graphs,
@@ -61,42 +61,42 @@ SHARED_WEIGHTS = frozenset({"product", "experts"})
 class RequestSizes:
     """The sizes of equal requests: tokens of prompt and answer.
 
-    input, output: tokens of a prompt and of an answer.
-    cached: tokens of the prompt that an earlier request left in the cache; default 0.
+    input_tokens, output_tokens: tokens of a prompt and of an answer.
+    cached_tokens: tokens of the prompt that an earlier request left in the cache; default 0.
     """
 
-    input: int
-    output: int
-    cached: int = 0
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int:
         """The number of computed tokens of a prompt: at least the last, whose logits give the first output token."""
-        return max(1, self.input - self.cached)
+        return max(1, self.input_tokens - self.cached_tokens)
 
     @property
     def mean_context(self) -> int:
         """The mean number of cached tokens of a sequence during its answer."""
-        return self.input + self.output // 2
+        return self.input_tokens + self.output_tokens // 2
 
     @property
     def total_tokens(self) -> int:
         """The number of tokens of a sequence at the end of its answer."""
-        return self.input + self.output
+        return self.input_tokens + self.output_tokens
 
 
 @frozen
 class LoadLatencies:
     """The latencies of a replica in seconds, at a constant number of concurrent requests.
 
-    concurrency: number of requests. output: tokens of an answer.
+    concurrency: number of requests. output_tokens: tokens of an answer.
     ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
     ttft_of_burst: the mean of the same where all requests arrive at once, as equal ones in a benchmark do.
     tpot: seconds of each further token.
     """
 
     concurrency: float
-    output: int
+    output_tokens: int
     ttft: float
     tpot: float
     ttft_of_burst: float
@@ -104,7 +104,7 @@ class LoadLatencies:
     @property
     def end_to_end_seconds(self) -> float:
         """The seconds of a request from arrival to last token."""
-        return self.ttft + (self.output - 1) * self.tpot
+        return self.ttft + (self.output_tokens - 1) * self.tpot
 
     @property
     def requests_per_second(self) -> float:
@@ -114,7 +114,7 @@ class LoadLatencies:
     @property
     def output_tokens_per_second(self) -> float:
         """The number of output tokens per second, of all requests."""
-        return self.output * self.requests_per_second
+        return self.output_tokens * self.requests_per_second
 
 
 @frozen
@@ -122,12 +122,12 @@ class Replica:
     """One copy of a model that serves requests.
 
     spec, device, stack: the model and what runs it.
-    requests: the requests. layout: of this replica. formats: number formats.
+    requests: the requests. layout: of this replica. number_formats: number formats.
     step_tokens: most tokens of a step, by which prompts are cut into chunks; None for whole prompts.
     speculation: what drafts tokens; None (default) for nothing.
     graph_batches: batches for which a graph of the decoding step is captured, in ascending order; a smaller batch is
         padded to the next of them. Empty (default) where every batch has a graph of its own.
-    remaining_step: share of the running step for which a new request waits: 1 (default) where it follows the end of
+    waited_step_share: share of the running step for which a new request waits: 1 (default) where it follows the end of
         another one, 0.5 where requests arrive at any time.
     """
 
@@ -136,11 +136,11 @@ class Replica:
     stack: TimeStack
     requests: RequestSizes
     layout: Layout = ONE_DEVICE
-    formats: NumberFormats = SIXTEEN_BITS
+    number_formats: NumberFormats = SIXTEEN_BITS
     step_tokens: int | None = None
     speculation: Speculation | None = None
     graph_batches: tuple[int, ...] = ()
-    remaining_step: float = 1.0
+    waited_step_share: float = 1.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -149,23 +149,23 @@ class Replica:
 
     @property
     def tokens_of_sequence(self) -> int:
-        """The number of tokens of a sequence that a decoding step computes: one and the drafted ones."""
-        return 1 if self.speculation is None else 1 + self.speculation.tokens
+        """The number of tokens per sequence that a decoding step computes: one, plus the drafted tokens."""
+        return 1 if self.speculation is None else 1 + self.speculation.drafted_tokens
 
     @property
     def steps_after_first_token(self) -> float:
         """The decoding steps of a request after its first token."""
-        return (self.requests.output - 1) / self.tokens_per_step
+        return (self.requests.output_tokens - 1) / self.tokens_per_step
 
     @property
     def steps_ahead(self) -> int:
-        """The steps that are planned after the one that runs; none in a pipeline, whose stages have a batch each."""
+        """The number of steps scheduled after the running step; 0 in a pipeline, whose stages run a batch each."""
         return 0 if self.layout.pp > 1 else self.stack.steps_ahead
 
     @property
     def steps_before_prompt(self) -> float:
-        """The decoding steps of others that a request waits for before a step with its prompt."""
-        return self.remaining_step / self.layout.pp + self.steps_ahead
+        """The number of other requests' decoding steps for which a request waits before its first prompt step."""
+        return self.waited_step_share / self.layout.pp + self.steps_ahead
 
     @property
     def batch_count(self) -> int:
@@ -184,10 +184,10 @@ class Replica:
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
+        batch, mean_context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
         graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
         return self.batch_pass(
-            graph_batch, context if graph_batch == batch else max(1, round(context * batch / graph_batch))
+            graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
@@ -196,14 +196,16 @@ class Replica:
         cached_tokens: cached tokens per sequence.
         """
         step_sizes = rank_pass(self.stack, self.layout, batch, self.tokens_of_sequence, cached_tokens, "decode")
-        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.formats, self.layout.pp)
+        target_pass = forward_pass(self.spec, self.device, self.stack, step_sizes, self.number_formats, self.layout.pp)
         if self.speculation is None:
             return target_pass
         draft_seconds = self.speculation.draft_seconds(
-            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.formats
+            self.spec, self.device, self.stack, batch, cached_tokens, self.layout, self.number_formats
         )
         return InferencePass(
-            target_pass.seconds + draft_seconds, {**target_pass.parts, "draft": draft_seconds}, target_pass.timed_passes
+            target_pass.seconds + draft_seconds,
+            {**target_pass.seconds_by_part, "draft": draft_seconds},
+            target_pass.timed_passes,
         )
 
     def prompts_pass(self, prompt_count: float, has_server_delay: bool = False) -> InferencePass:
@@ -213,14 +215,14 @@ class Replica:
         """
         whole_prompts, request_sizes = _int_if_whole(prompt_count), self.requests
         if whole_prompts not in self._timed_prompts:
-            cached_tokens = min(request_sizes.cached, request_sizes.input - 1)
+            cached_tokens = min(request_sizes.cached_tokens, request_sizes.input_tokens - 1)
             self._timed_prompts[whole_prompts] = self.prompt_pass(
                 whole_prompts, request_sizes.computed_tokens, cached_tokens, self.chunk_tokens
             )
         timed_prompts = self._timed_prompts[whole_prompts]
         if not has_server_delay:
             return timed_prompts
-        first_token, pass_parts = self.stack.first_token, timed_prompts.parts
+        first_token, pass_parts = self.stack.first_token, timed_prompts.seconds_by_part
         return InferencePass(
             timed_prompts.seconds + first_token, pass_parts | {"server": first_token}, timed_prompts.timed_passes
         )
@@ -237,7 +239,7 @@ class Replica:
 
         chunk: tokens of each prompt in one pass; None for all.
         """
-        layout, number_formats = self.layout, self.formats
+        layout, number_formats = self.layout, self.number_formats
         timed_pass = prefill(
             self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, number_formats
         )
@@ -245,7 +247,9 @@ class Replica:
             return timed_pass
         draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
         return InferencePass(
-            timed_pass.seconds + draft_seconds, {**timed_pass.parts, "draft": draft_seconds}, timed_pass.timed_passes
+            timed_pass.seconds + draft_seconds,
+            {**timed_pass.seconds_by_part, "draft": draft_seconds},
+            timed_pass.timed_passes,
         )
 
     @cached_property
@@ -260,11 +264,11 @@ class Replica:
 
     @property
     def graph_tokens(self) -> int:
-        """The most tokens of a step with prompts whose kernels captured graphs launch; 0 for none."""
-        return captured_prompt_tokens(self.spec, self.stack, self.layout.pp)
+        """The most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs."""
+        return graph_prompt_tokens(self.spec, self.stack, self.layout.pp)
 
     def uncaptured_share(self, concurrency: float) -> float:
-        """The share of prompts in steps with more tokens than those that captured graphs launch.
+        """The share of prompts in steps with too many tokens for a captured CUDA graph.
 
         The tokens of decoding sequences count, as do those of the prompts that a step has by chance (Poisson).
         """
@@ -275,7 +279,7 @@ class Replica:
         free_tokens = self.graph_tokens - tokens_of_sequence * (concurrency / self.batch_count - 1)
         other_prompts = math.floor((free_tokens - tokens_of_prompt) / max(1, tokens_of_prompt - tokens_of_sequence))
         mean_other_prompts = (concurrency - 1) / self.batch_count / max(1.0, self.steps_after_first_token)
-        return 1.0 - _poisson_share(other_prompts, min(mean_other_prompts, self.most_prompts))
+        return 1.0 - _poisson_probability(other_prompts, min(mean_other_prompts, self.most_prompts))
 
     @cached_property
     def saturation_concurrency(self) -> float:
@@ -293,7 +297,7 @@ class Replica:
             return partial_load
         return LoadLatencies(
             concurrency,
-            partial_load.output,
+            partial_load.output_tokens,
             partial_load.ttft + waiting_seconds,
             partial_load.tpot,
             max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
@@ -301,13 +305,15 @@ class Replica:
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""
-        concurrent_requests, further_steps = concurrency - 1, self.steps_after_first_token
+        other_requests, steps_after_first_token = concurrency - 1, self.steps_after_first_token
         token_pass = self.decoding_pass(concurrency)
         step_seconds = float(token_pass.seconds)
-        if not concurrent_requests:
+        if not other_requests:
             tpot = step_seconds / self.tokens_per_step
-            return LoadLatencies(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
-        token_seconds_beside_prompts = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+            return LoadLatencies(
+                concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds
+            )
+        token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
         uncaptured_share = self.uncaptured_share(concurrency)
 
@@ -316,7 +322,9 @@ class Replica:
             if not uncaptured_share:
                 return 0.0
             prompt_pass = self.prompts_pass(prompt_count)
-            return uncaptured_share * seconds_without_graphs(prompt_pass, self.stack, self.formats, self.graph_tokens)
+            return uncaptured_share * seconds_without_graphs(
+                prompt_pass, self.stack, self.number_formats, self.graph_tokens
+            )
 
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
@@ -324,7 +332,7 @@ class Replica:
             seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
             return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
 
-        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / further_steps))
+        prompts_per_step = max(1.0, min(self.most_prompts, concurrency / self.batch_count / steps_after_first_token))
         seconds_per_prompt, steps_per_prompt = (
             added_seconds_per_prompt(prompts_per_step),
             len(self.prompts_pass(1).timed_passes),
@@ -332,34 +340,38 @@ class Replica:
         prompt_step_seconds = (
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
         )
-        prompt_seconds = prompt_step_seconds + min(1.0, concurrent_requests) * self.steps_before_prompt * step_seconds
+        prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
         prompt_wait = max(
-            concurrent_requests * seconds_per_prompt * prompt_seconds / (prompt_seconds + further_steps * step_seconds),
+            other_requests
+            * seconds_per_prompt
+            * prompt_seconds
+            / (prompt_seconds + steps_after_first_token * step_seconds),
             (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
-            step_seconds + (concurrent_requests * seconds_per_prompt - prompt_wait) / further_steps
+            step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = (concurrent_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        burst_wait = (other_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
-        return LoadLatencies(concurrency, self.requests.output, ttft, tpot, ttft_of_burst)
+        return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst)
 
 
-def seconds_beside_prompts(token_pass: InferencePass) -> float:
+def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:
     """Returns the seconds that decoding adds to a step with prompts, which reads the weights anyway.
 
     A draft's passes add all of their time.
     """
     timed_pass = token_pass.timed_passes[0]
-    return float(token_pass.parts.get("draft", 0.0)) + sum(
-        float(operation.times * timed_pass.work.count(operation.layer)) * _added_seconds(operation)
+    return float(token_pass.seconds_by_part.get("draft", 0.0)) + sum(
+        float(operation.runs_per_layer * timed_pass.rank_work.count(operation.layer_kind_index))
+        * _operation_seconds_added(operation)
         for operation in timed_pass.operations
     )
 
 
-def _added_seconds(operation: TimedOperation) -> float:
+def _operation_seconds_added(operation: TimedOperation) -> float:
     """Returns the seconds that a decoding operation adds to a step with prompts."""
     if operation.is_message:
         return 0.0
@@ -368,15 +380,15 @@ def _added_seconds(operation: TimedOperation) -> float:
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
-def _poisson_share(most: int, mean: float) -> float:
+def _poisson_probability(most: int, mean: float) -> float:
     """Returns the probability that a Poisson variable is at most `most`."""
     if most < 0:
         return 0.0
-    probability = share = math.exp(-mean)
-    for count in range(1, most + 1):
-        probability *= mean / count
-        share += probability
-    return min(1.0, share)
+    term_probability = cumulative_probability = math.exp(-mean)
+    for event_count in range(1, most + 1):
+        term_probability *= mean / event_count
+        cumulative_probability += term_probability
+    return min(1.0, cumulative_probability)
 
 
 def _int_if_whole(value: float) -> float:

@@ -57,10 +57,10 @@ class CalibrationFactors:
         return replace(
             device,
             generation=generation,
-            peaks={factor_name: peak_rate / self.compute for factor_name, peak_rate in device.peaks.items()},
-            bandwidth=device.bandwidth / self.memory,
-            link=device.link / self.network,
-            nic=device.nic / self.network,
+            peak_rates={factor_name: peak_rate / self.compute for factor_name, peak_rate in device.peak_rates.items()},
+            memory_bandwidth=device.memory_bandwidth / self.memory,
+            link_bandwidth=device.link_bandwidth / self.network,
+            network_bandwidth=device.network_bandwidth / self.network,
             latency=device.latency * self.network,
             link_protocols=tuple(
                 (rate_share, message_seconds * self.network, step_seconds * self.network)
@@ -87,14 +87,14 @@ UNCHANGED = CalibrationFactors()
 class MeasuredRun:
     """A run with measured seconds.
 
-    name: its place in the file. seconds: what was measured. pricer: its estimate by factors.
-    group: what has to be equal for the run's layout to be a choice among others; empty for none.
+    name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
+    comparison_group: what has to be equal for the run's layout to be a choice among others; empty for none.
     """
 
     name: str
     seconds: float
-    pricer: Pricer
-    group: tuple[object, ...] = ()
+    estimate_seconds: Pricer
+    comparison_group: tuple[object, ...] = ()
 
 
 class LinearizedRuns:
@@ -103,7 +103,7 @@ class LinearizedRuns:
     def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNCHANGED) -> None:
         self.measured: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.parts: list[tuple[float, ...]] = [
-            tuple(_factor_shares(measured_run.pricer, base_factors)) for measured_run in measured_runs
+            tuple(_factor_shares(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
         ]
 
     def without_runs(self, run_indices: Container[int]) -> LinearizedRuns:
@@ -125,9 +125,9 @@ class LinearizedRuns:
                 sum(
                     factor * part_seconds for factor, part_seconds in zip(factor_values, seconds_by_factor, strict=True)
                 )
-                / seconds
+                / measured_seconds
             )
-            for seconds_by_factor, seconds in zip(self.parts, self.measured, strict=True)
+            for seconds_by_factor, measured_seconds in zip(self.parts, self.measured, strict=True)
         ]
 
 
@@ -143,9 +143,9 @@ def _factor_shares(pricer: Pricer, base_factors: CalibrationFactors) -> Iterator
     base_seconds = pricer(base_factors)
     seconds_by_factor = []
     for factor_name in NAMES:
-        factor = getattr(base_factors, factor_name)
-        changed_estimate = pricer(replace(base_factors, **{factor_name: factor * STEP}))
-        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor * (STEP - 1))))
+        factor_value = getattr(base_factors, factor_name)
+        changed_estimate = pricer(replace(base_factors, **{factor_name: factor_value * STEP}))
+        seconds_by_factor.append(max(0.0, (changed_estimate - base_seconds) / (factor_value * (STEP - 1))))
     total_seconds = sum(
         factor_seconds * getattr(base_factors, factor_name)
         for factor_seconds, factor_name in zip(seconds_by_factor, NAMES, strict=True)
@@ -187,8 +187,8 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(NAMES) + FACTOR_SPREAD**2 / common_variance)
         curvature = [
-            [prior_diagonal * (i == column_index) - prior_coupling for column_index in factor_indices]
-            for i in factor_indices
+            [prior_diagonal * (row_index == column_index) - prior_coupling for column_index in factor_indices]
+            for row_index in factor_indices
         ]
         gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
         for log_error, seconds_by_factor in zip(log_errors, linear_fit.parts, strict=True):
@@ -198,10 +198,12 @@ def fit_factors(linear_fit: LinearizedRuns) -> CalibrationFactors:
                 factor * part_seconds / estimate
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
-            for i in factor_indices:
-                gradient[i] += weight * log_error * factor_shares[i]
+            for row_index in factor_indices:
+                gradient[row_index] += weight * log_error * factor_shares[row_index]
                 for column_index in factor_indices:
-                    curvature[i][column_index] += weight * factor_shares[i] * factor_shares[column_index]
+                    curvature[row_index][column_index] += (
+                        weight * factor_shares[row_index] * factor_shares[column_index]
+                    )
         limited_step = [
             max(-0.5, min(0.5, limited_change)) for limited_change in _solve_linear_equations(curvature, gradient)
         ]
@@ -251,7 +253,7 @@ class ErrorStatistics:
         )
         groups_by_setting: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         for measured_run, estimate in zip(measured_runs, estimates, strict=True):
-            groups_by_setting.setdefault(measured_run.group, []).append((estimate, measured_run.seconds))
+            groups_by_setting.setdefault(measured_run.comparison_group, []).append((estimate, measured_run.seconds))
         layout_choices = [
             layout_group
             for factor_name, layout_group in groups_by_setting.items()
@@ -297,24 +299,25 @@ Such a change lowers the median error of other runs of the source more often tha
 class Calibration:
     """The fitted factors of a calibration, with errors before and after the fit.
 
-    runs: number of measured runs.
-    before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
-    fitted: the factors. refused: why they are not used; empty where they are.
+    run_count: number of measured runs.
+    errors_without_fit, errors_with_fit: errors without and with the fit. left_out_errors: of each run, estimated by a
+    fit of all others.
+    fitted_factors: the factors. refusal_reason: why they are not used; empty where they are.
     is_proved: whether runs that are left out are estimated clearly better; else the factors are near 1.
     """
 
-    runs: int
-    before: ErrorStatistics
-    after: ErrorStatistics
-    left_out: ErrorStatistics
-    fitted: CalibrationFactors
-    refused: str
+    run_count: int
+    errors_without_fit: ErrorStatistics
+    errors_with_fit: ErrorStatistics
+    left_out_errors: ErrorStatistics
+    fitted_factors: CalibrationFactors
+    refusal_reason: str
     is_proved: bool
 
     @property
     def factors(self) -> CalibrationFactors:
         """The factors in use: the fitted factors, or all 1 if the fit is refused."""
-        return UNCHANGED if self.refused else self.fitted
+        return UNCHANGED if self.refusal_reason else self.fitted_factors
 
 
 def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
@@ -322,7 +325,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
     linear_fit = LinearizedRuns(measured_runs)
-    estimates = [measured_run.pricer(UNCHANGED) for measured_run in measured_runs]
+    estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     left_out_fit_errors = _left_out_errors(linear_fit)
     is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
@@ -341,7 +344,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
-            [run.pricer(factors) for run in measured_runs],
+            [run.estimate_seconds(factors) for run in measured_runs],
             [run.seconds * math.exp(log_error) for run, log_error in zip(measured_runs, damped_errors, strict=True)],
         )
     )

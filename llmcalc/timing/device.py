@@ -76,30 +76,30 @@ class Device:
 
     name: the accelerator's name.
     evidence: how well the generation's figures are known for this device.
-    peaks: dense FLOP/s by format.
-    bandwidth: bytes/s of the memory.
-    link, nic: bytes/s of the scale-up link and of the network, in one direction.
-    domain: devices that the link joins.
+    peak_rates: dense FLOP/s by format.
+    memory_bandwidth: bytes/s of the memory.
+    link_bandwidth, network_bandwidth: bytes/s of the scale-up link and of the network, in one direction.
+    domain_devices: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
     is_mesh: whether each link joins two devices of the domain; by default false.
     gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
         higher; default {}.
-    units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
+    compute_units: compute units, each of which computes a tile of a product's output at a time; 0 (default) if unknown.
     """
 
     name: str
     evidence: DeviceEvidence
     generation: AcceleratorGeneration
-    peaks: dict[str, float]
-    bandwidth: float
-    link: float
-    domain: int
-    nic: float
+    peak_rates: dict[str, float]
+    memory_bandwidth: float
+    link_bandwidth: float
+    domain_devices: int
+    network_bandwidth: float
     link_share: float
     latency: float
     gains_of_16_bit_sums: dict[str, float] = field(default_factory=dict)
-    units: int = 0
+    compute_units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
     is_mesh: bool = False
 
@@ -109,7 +109,7 @@ class Device:
 
     def format_of(self, dtype: str) -> str:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
-        return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
+        return dtype if dtype in self.peak_rates and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
         """Returns the FLOP/s of large matrix products. is_sustained: under load for hours; default false.
@@ -122,10 +122,10 @@ class Device:
             share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
         else:
             share = self._share_with_float32_sums(share, units_format)
-        return self.peaks[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
+        return self.peak_rates[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
 
     def _share_with_float32_sums(self, share: float, units_format: str) -> float:
-        """Returns the share of the peak that sums in float32 reach. share: that of units at their full rate.
+        """Returns the share of the peak rate with float32 accumulation. share: the share at the units' full rate.
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
@@ -146,14 +146,14 @@ class Device:
         row_count, column_count: sizes of its output. Units compute tiles in waves; of the tiles the best one is taken.
         """
         tile_shapes = self.generation.tiles
-        if not tile_shapes or not self.units:
+        if not tile_shapes or not self.compute_units:
             return 1.0
         busy_shares = [
             efficiency
             * row_count
             * column_count
-            / (tile_height * tile_width * self.units)
-            / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.units)
+            / (tile_height * tile_width * self.compute_units)
+            / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.compute_units)
             for tile_height, tile_width, efficiency in tile_shapes
         ]
         return self.generation.filled / reduce(maximum, busy_shares)
@@ -178,12 +178,12 @@ class Device:
     def vector_rate(self) -> float:
         """The bytes/s of weights that the units read in llama.cpp's kernels of matrix by vector; inf if unknown."""
         bytes_per_flop = self.generation.vector_read
-        return self.peaks["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peaks else inf
+        return self.peak_rates["fp32"] * bytes_per_flop if bytes_per_flop and "fp32" in self.peak_rates else inf
 
     @property
     def memory_rate(self) -> float:
         """The bytes/s that a kernel reads and writes."""
-        return self.bandwidth * self.generation.memory
+        return self.memory_bandwidth * self.generation.memory
 
     def memory_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which a kernel reads and writes `byte_count` bytes."""
@@ -191,7 +191,7 @@ class Device:
 
     def cache_seconds(self, byte_count: Number) -> Number:
         """Returns the seconds in which decoding attention reads `byte_count` bytes of the cache."""
-        return byte_count / (self.bandwidth * self.generation.cache)
+        return byte_count / (self.memory_bandwidth * self.generation.cache)
 
     def attention_seconds(
         self, flops: Number, key_count: Number, head_dim: Number, backward: bool = False, efficiency: float = 1.0
@@ -206,7 +206,7 @@ class Device:
         return (
             flops
             * (1 + half_rate_keys / maximum(1, key_count))
-            / (self.peaks["bf16"] * efficiency * best_share * narrow_share)
+            / (self.peak_rates["bf16"] * efficiency * best_share * narrow_share)
         )
 
     def message_seconds(
@@ -226,8 +226,8 @@ class Device:
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
         """
-        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, rank_stride))))
-        link_rate, network_rate = self._link_rate(ranks_in_domain), self.nic * self.generation.nic
+        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain_devices, maximum(1, rank_stride))))
+        link_rate, network_rate = self._link_rate(ranks_in_domain), self.network_bandwidth * self.generation.nic
         domain_count = maximum(1, ranks / ranks_in_domain)
         tree_latency = message_count * (latency * self.generation.far_latency * log2(maximum(2, domain_count)))
         latency_in_domain = message_count * latency * self.latency
@@ -253,15 +253,17 @@ class Device:
             )
         seconds_in_domain = latency_in_domain + link_seconds
         if self.link_protocols:
-            passes = 2 if collective_kind == "all_reduce" else 1
-            step_count = 1 if collective_kind == "send" else passes * (ranks_in_domain - 1)
+            ring_passes = 2 if collective_kind == "all_reduce" else 1
+            step_count = 1 if collective_kind == "send" else ring_passes * (ranks_in_domain - 1)
             seconds_in_domain = self._link_seconds(link_seconds, message_count, step_count)
         return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
 
     def _link_rate(self, ranks_in_domain: Number) -> Number:
         """Returns the bytes/s that a device sends to the other ranks in its domain, over the links to them."""
-        full_rate = self.link * self.link_share
-        return full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain - 1) if self.is_mesh else full_rate
+        full_rate = self.link_bandwidth * self.link_share
+        return (
+            full_rate * maximum(1, ranks_in_domain - 1) / max(1, self.domain_devices - 1) if self.is_mesh else full_rate
+        )
 
     def _link_seconds(self, link_seconds: Number, message_count: Number, step_count: Number) -> Number:
         """Returns the seconds of messages by the fastest protocol of the link.
@@ -276,24 +278,29 @@ class Device:
             ),
         )
 
-    def _ring_seconds(self, seconds: Number, message_count: Number, ranks: Number, domains: Number) -> Number:
-        """Returns the seconds of ring messages through several domains. seconds: time of the bytes at the full rate.
+    def _ring_seconds(
+        self, full_rate_seconds: Number, message_count: Number, ranks: Number, domain_count: Number
+    ) -> Number:
+        """Returns the seconds of ring messages through several domains. full_rate_seconds: seconds at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            seconds / efficiency + message_count * ((ranks - domains) * link_step + (domains - 1) * network_step)
+            full_rate_seconds / efficiency
+            + message_count * ((ranks - domain_count) * link_step + (domain_count - 1) * network_step)
             for efficiency, link_step, network_step in self.generation.ring_protocols
         ]
         return reduce(minimum, ring_times)
 
     def scan_seconds(self, flops: Number) -> Number:
         """Returns the seconds of a recurrence that is computed in chunks of tokens."""
-        return flops / (self.peaks["bf16"] * self.generation.scan)
+        return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
-    def hop_seconds(self, byte_count: Number, devices: Number) -> Number:
-        """Returns the seconds of a send to the next pipeline stage. devices: of the whole run."""
-        link_rate = choose(devices > self.domain, self.nic * self.generation.nic, self._link_rate(2))
+    def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
+        """Returns the seconds of a send to the next pipeline stage. device_count: number of devices of the run."""
+        link_rate = choose(
+            device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2)
+        )
         return byte_count / link_rate + self.latency
 
 
@@ -334,11 +341,13 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         name=hardware.name,
         evidence=_evidence(hardware, generation),
         generation=generation,
-        peaks=peak_rates,
-        bandwidth=float(bandwidth),
-        link=link_rate,
-        domain=domain_size,
-        nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)),
+        peak_rates=peak_rates,
+        memory_bandwidth=float(bandwidth),
+        link_bandwidth=link_rate,
+        domain_devices=domain_size,
+        network_bandwidth=float(
+            nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else unknown_nic)
+        ),
         link_share=pcie_share if is_pcie else generation.link,
         latency=sum(simple_protocol[1:]) if is_pcie else generation.latency,
         gains_of_16_bit_sums={
@@ -346,7 +355,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
             for format_name, peak_name in {"bf16": "float16", "fp8": "float8"}.items()
             if peak_name in hardware.float16_accumulation_flops and format_name in peak_rates
         },
-        units=hardware.compute_units.count if hardware.compute_units is not None else 0,
+        compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
         is_mesh=link is not None and link.is_mesh,
     )

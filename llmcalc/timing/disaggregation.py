@@ -33,12 +33,12 @@ MOST_DECODING = 8
 class DisaggregatedServer:
     """Replicas of one layout, some for prompts and others for decoding.
 
-    replica: any of them. prefill, decode: numbers of replicas for prompts, and of those that decode.
+    replica: any of them. prefill_replicas, decode_replicas: numbers of replicas for prompts, and of those that decode.
     """
 
     replica: Replica
-    prefill: int
-    decode: int
+    prefill_replicas: int
+    decode_replicas: int
 
     @classmethod
     def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
@@ -59,7 +59,8 @@ class DisaggregatedServer:
             ]
             candidate_groups += [cls(replica, prefill, 1) for prefill in range(1, ceil(prompts_per_decoder))]
         rates_per_replica = [
-            candidate_group._most_requests_per_second(sequences) / (candidate_group.prefill + candidate_group.decode)
+            candidate_group._most_requests_per_second(sequences)
+            / (candidate_group.prefill_replicas + candidate_group.decode_replicas)
             for candidate_group in candidate_groups
         ]
         least_share = 0.9 if replicas is None else 1.0
@@ -68,12 +69,14 @@ class DisaggregatedServer:
             for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
             if rate_per_replica >= least_share * max(rates_per_replica)
         ]
-        return min(best_groups, key=lambda candidate_group: candidate_group.prefill + candidate_group.decode)
+        return min(
+            best_groups, key=lambda candidate_group: candidate_group.prefill_replicas + candidate_group.decode_replicas
+        )
 
     @property
     def replicas(self) -> int:
         """The number of replicas of both kinds."""
-        return self.prefill + self.decode
+        return self.prefill_replicas + self.decode_replicas
 
     @cached_property
     def busy_seconds(self) -> float:
@@ -85,9 +88,9 @@ class DisaggregatedServer:
     def sent_bytes(self) -> float:
         """The bytes of a prompt's cache on one device."""
         replica = self.replica
-        layout, cached_length = replica.layout, replica.requests.input
+        layout, cached_length = replica.layout, replica.requests.input_tokens
         prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
-        return float(prompt_work.cache_elements) * replica.formats.cache_bits / 8 / layout.pp
+        return float(prompt_work.cache_elements) * replica.number_formats.cache_bits / 8 / layout.pp
 
     @property
     def transfer_seconds(self) -> float:
@@ -108,24 +111,28 @@ class DisaggregatedServer:
 
     def _decoded_requests_per_second(self, sequences: float) -> float:
         """Returns the completed requests per second of one decoding replica."""
-        return sequences / ((self.replica.requests.output - 1) * self.token_seconds(sequences))
+        return sequences / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequences))
 
     def _most_requests_per_second(self, sequences: float) -> float:
-        return min(self.prefill / self.busy_seconds, self.decode * self._decoded_requests_per_second(sequences))
+        return min(
+            self.prefill_replicas / self.busy_seconds,
+            self.decode_replicas * self._decoded_requests_per_second(sequences),
+        )
 
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at the whole group's concurrency. Raises `InputError` for less than one request."""
-        output_tokens, first_token_seconds = self.replica.requests.output, self.first_token_seconds
+        output_tokens, first_token_seconds = self.replica.requests.output_tokens, self.first_token_seconds
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
         tpot = self.token_seconds(1)
         for _ in range(ROUNDS):
             requests_per_second = min(
-                concurrency / (first_token_seconds + (output_tokens - 1) * tpot), self.prefill / self.busy_seconds
+                concurrency / (first_token_seconds + (output_tokens - 1) * tpot),
+                self.prefill_replicas / self.busy_seconds,
             )
-            tpot = self.token_seconds(max(1.0, requests_per_second * (output_tokens - 1) * tpot / self.decode))
+            tpot = self.token_seconds(max(1.0, requests_per_second * (output_tokens - 1) * tpot / self.decode_replicas))
         waiting_seconds = max(0.0, concurrency / requests_per_second - first_token_seconds - (output_tokens - 1) * tpot)
         burst_seconds = first_token_seconds + max(
-            waiting_seconds, (concurrency / self.prefill - 1) / 2 * self.busy_seconds
+            waiting_seconds, (concurrency / self.prefill_replicas - 1) / 2 * self.busy_seconds
         )
         return LoadLatencies(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..flow.program import Step
 
 
-def eager_verb(operation: Step) -> str:
+def eager_kernel_key(operation: Step) -> str:
     """Returns the key in `TimeStack.kernels` for the number of kernels of an element-wise step."""
     if operation.verb == "norm" and operation.options["spec"].type == "layernorm":
         is_stepwise = operation.options["spec"].float32_product and operation.options["spec"].weight
@@ -15,6 +15,6 @@ def eager_verb(operation: Step) -> str:
     return operation.verb
 
 
-def eager_repeats(operation: Step) -> int:
+def eager_kernel_repeats(operation: Step) -> int:
     """Returns how often the kernels of a step run: once for each division of rows or columns by their sums."""
     return 2 * int(operation.options["steps"]) - 1 if operation.verb == "sinkhorn" else 1

@@ -22,13 +22,13 @@ class InferencePass:
     """The estimated seconds of an inference pass.
 
     seconds: of the pass.
-    parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
-        prompt; they add up to it.
+    seconds_by_part: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server
+        adds to a prompt; they add up to it.
     timed_passes: of a rank that has all layers: of a prompt in chunks, one for each chunk.
     """
 
     seconds: Number
-    parts: dict[str, Number]
+    seconds_by_part: dict[str, Number]
     timed_passes: list[TimedPass] = field(repr=False)
 
 
@@ -42,14 +42,14 @@ def forward_pass(
     """
     timed_pass = time_pass(rank_work(spec, rank_pass), device, time_stack, formats)
     is_decoding = rank_pass.phase == "decode"
-    graph_tokens = 0 if is_decoding else captured_prompt_tokens(spec, time_stack, pp)
+    graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
-        prompt_batches = ceil_div(timed_pass.work.tokens, time_stack.prompt_batch)
+        prompt_batches = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
         share_of_turns = (prompt_batches + pp - 1) / (prompt_batches * pp)
         kernel_seconds *= share_of_turns
         timed_pass = timed_pass.scaled(share_of_turns)
-    hidden_bytes = 2.0 * timed_pass.work.tokens * spec.hidden_size
+    hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)
     if time_stack.hides_host and is_decoding and are_equal(pp, 1):
@@ -64,19 +64,19 @@ def forward_pass(
 def _launched_seconds(
     timed_pass: TimedPass, time_stack: TimeStack, formats: NumberFormats, is_decoding: bool, graph_tokens: int
 ) -> Number:
-    """Returns the seconds of a pass's kernels, which cannot run faster than the host launches them.
+    """Returns the seconds of a pass's kernels, at least as many as the host needs to launch the kernels.
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
     prompt_launch_seconds = 0.0 if is_decoding else time_stack.host_prompt_kernel
     launches = timed_pass.launches(
-        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.dtype in NARROW_FORMATS
+        time_stack.kernels, graph_tokens, time_stack.casts_inputs and formats.product_format in NARROW_FORMATS
     )
     return maximum(timed_pass.seconds, launches * max(time_stack.host_kernel, prompt_launch_seconds))
 
 
-def captured_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
-    """Returns the most tokens of a step with prompts whose kernels captured graphs launch; 0 for none.
+def graph_prompt_tokens(spec: ModelSpec, time_stack: TimeStack, pp: Number = 1) -> int:
+    """Returns the most tokens of a prompt step that a captured CUDA graph can launch; 0 without such graphs.
 
     pp: pipeline stages.
     """
@@ -138,7 +138,7 @@ def prefill(
         prompt_pass = rank_pass(time_stack, layout, batch, new_tokens, earlier_tokens, "prefill")
         chunk_passes.append(forward_pass(spec, device, time_stack, prompt_pass, formats, layout.pp))
     part_seconds = {
-        part_name: sum(chunk_pass.parts[part_name] for chunk_pass in chunk_passes)
+        part_name: sum(chunk_pass.seconds_by_part[part_name] for chunk_pass in chunk_passes)
         for part_name in ("kernels", "host", "hops")
     }
     part_seconds["server"] = time_stack.first_token if has_server_delay else 0.0
@@ -184,11 +184,11 @@ def rank_pass(
         tp=layout.tp,
         etp=layout.etp,
         ep=layout.ep,
-        fused=time_stack.fused,
+        fuses_elementwise=time_stack.fused,
         reduces_late=time_stack.reduces_late,
         gathered_ranks=layout.dp if gathers_tokens else 0,
         fuses_gates=time_stack.fuses_gates,
         moves_all_rows=time_stack.moves_all_rows and gathers_tokens,
-        sparse_heads=time_stack.sparse_heads,
+        padded_sparse_heads=time_stack.sparse_heads,
         include=extra_parts,
     )

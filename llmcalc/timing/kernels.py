@@ -39,8 +39,8 @@ class Kernel:
 
     path: the path of its node in the model.
     kind: what it does.
-    layer: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
-    times: how often it runs in one such layer.
+    layer_kind_index: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
+    runs_per_layer: how often it runs in one such layer.
     verb: the recorder's verb of its first step.
     m, n, k: rows, outputs and inputs of a product. Of attention, m is the queries of a sequence, n the keys, k the
         width of a value.
@@ -48,21 +48,21 @@ class Kernel:
     flops: FLOPs of its matrix products in the forward and in the backward pass.
     moved_elements: elements of activations that the forward and the backward pass read and write.
     cache_elements: elements of the cache that it reads.
-    heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
-    padding: query heads that the kernel computes, over those of this rank.
+    heads, kv_heads, key_width, keys_per_query: attention heads, key heads, width of a key, and keys per query.
+    head_padding_ratio: query heads that the kernel computes, over those of this rank.
     experts: number of experts of this rank.
     selection_chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
     launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
-    frozen: whether its weight has no gradient.
+    is_frozen: whether its weight has no gradient.
     in_16_bits: whether it stays in 16 bits in a run of narrower formats.
     ends_layer: whether it is the last product of a layer, whose result no gradient in the layer needs.
     """
 
     path: str
     kind: KernelKind
-    layer: int
-    times: Number
+    layer_kind_index: int
+    runs_per_layer: Number
     verb: str = ""
     m: Number = 0
     n: Number = 0
@@ -73,15 +73,15 @@ class Kernel:
     cache_elements: Number = 0
     heads: Number = 1
     kv_heads: Number = 1
-    dim: Number = 128
-    keys: Number = 0
-    padding: Number = 1
+    key_width: Number = 128
+    keys_per_query: Number = 0
+    head_padding_ratio: Number = 1
     experts: Number = 1
     selection_chance: float = 1.0
     routed_tokens: Number = 1
     launches: tuple[int, int] = (1, 2)
     in_16_bits: bool = False
-    frozen: bool = False
+    is_frozen: bool = False
     ends_layer: bool = False
 
 
@@ -106,17 +106,17 @@ class Adapters(NamedTuple):
 class LayerMessage(NamedTuple):
     """A collective or point-to-point message of one layer.
 
-    layer: as in `Kernel`. collective: the message.
-    copies: rows of each token that it sends, one for each of its experts.
-    groups: the groups of experts from which a token's experts are selected.
+    layer_kind_index: as in `Kernel`. collective: the message.
+    copies_per_token: rows of each token that it sends, one for each of its experts.
+    expert_groups: the groups of experts from which a token's experts are selected.
     is_dispatch: whether it sends tokens to their experts, whose products may read them in a narrower format.
     ends_layer: whether it sends the result of a layer's last product, which no gradient in the layer needs.
     """
 
-    layer: int
+    layer_kind_index: int
     collective: Collective
-    copies: Number = 1
-    groups: ExpertGroups = ONE_GROUP
+    copies_per_token: Number = 1
+    expert_groups: ExpertGroups = ONE_GROUP
     is_dispatch: bool = False
     ends_layer: bool = False
 
@@ -138,17 +138,17 @@ class RankPass:
     ep, cp: ranks that divide the experts, and each sequence.
     cp_comm: exchange of keys and values between the ranks of a sequence.
     sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
-    fused: whether neighbouring element-wise steps are one kernel.
+    fuses_elementwise: whether neighbouring element-wise steps are one kernel.
     regathers: whether products gather their input tokens again in the backward pass.
     reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
     gathered_ranks: replicas of attention whose tokens every expert rank gathers, to add the sums of its own experts;
         1 where expert ranks share all tokens, 0 (default) where each token is sent to the ranks of its experts.
     moves_all_rows: whether expert ranks also move the rows of other ranks' experts, as zeros.
     fuses_gates: whether the activation of a gate and its product with `up_proj`'s output are one kernel.
-    sparse_heads: heads to which the kernel for selected latents pads the query heads of a rank, in prompts too; 0
-        (default) where prompts have no such kernel and expand the latents.
+    padded_sparse_heads: heads to which the kernel for selected latents pads the query heads of a rank, in prompts too;
+        0 (default) where prompts have no such kernel and expand the latents.
     attention: implementation of attention, which decides the FLOPs of its backward pass.
-    pairs: convention of the query-key pairs that FLOPs count.
+    counted_pairs: convention of the query-key pairs that FLOPs count.
     include: optional parts of the model that run.
     adapters: what is trained in place of the weights; None (default) for the weights.
     """
@@ -163,15 +163,15 @@ class RankPass:
     cp: Number = 1
     cp_comm: ContextExchange = "p2p"
     sequence_parallel: bool = False
-    fused: bool = True
+    fuses_elementwise: bool = True
     regathers: bool = True
     reduces_late: bool = False
     gathered_ranks: int = 0
     moves_all_rows: bool = False
     fuses_gates: bool = False
-    sparse_heads: int = 0
+    padded_sparse_heads: int = 0
     attention: AttentionImplementation = "flash"
-    pairs: Pairs = "causal"
+    counted_pairs: Pairs = "causal"
     include: frozenset[str] = frozenset()
     adapters: Adapters | None = None
 
@@ -188,7 +188,7 @@ class RankPass:
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config for one of `sequence_parts` equal parts of each sequence."""
         workload = Workload(self.batch, rank_share(self.seq, sequence_parts), self.context, phase=self.phase)
-        return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
+        return RunConfig(workload, Counting(self.counted_pairs), Execution(self.attention))
 
 
 @dataclass
@@ -198,18 +198,19 @@ class RankWork:
     rank_pass: the pass.
     kernels, messages: in the order in which the pass runs them.
     layer_kinds: the kinds of layers.
-    params: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks together.
-    cache: layer → elements that one such layer caches.
-    adapters: layer → parameters of the low-rank adapters of one such layer.
+    params_by_layer: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks
+        together.
+    cached_elements_by_layer: layer → elements that one such layer caches.
+    adapter_params_by_layer: layer → parameters of the low-rank adapters of one such layer.
     """
 
     rank_pass: RankPass
     kernels: list[Kernel] = field(default_factory=list)
     messages: list[LayerMessage] = field(default_factory=list)
     layer_kinds: list[LayerKind] = field(default_factory=list)
-    params: dict[tuple[int, bool], Number] = field(default_factory=dict)
-    cache: dict[int, Number] = field(default_factory=dict)
-    adapters: dict[int, Number] = field(default_factory=dict)
+    params_by_layer: dict[tuple[int, bool], Number] = field(default_factory=dict)
+    cached_elements_by_layer: dict[int, Number] = field(default_factory=dict)
+    adapter_params_by_layer: dict[int, Number] = field(default_factory=dict)
 
     def count(self, layer: int) -> int:
         """Returns the number of layers of a kind; 1 for work outside of the layers."""
@@ -223,25 +224,29 @@ class RankWork:
     @property
     def forward_flops(self) -> Number:
         """FLOPs of the forward pass through all layers."""
-        return sum(kernel.flops[0] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+        return sum(
+            kernel.flops[0] * kernel.runs_per_layer * self.count(kernel.layer_kind_index) for kernel in self.kernels
+        )
 
     @property
     def backward_flops(self) -> Number:
         """FLOPs of the backward pass through all layers."""
-        return sum(kernel.flops[1] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+        return sum(
+            kernel.flops[1] * kernel.runs_per_layer * self.count(kernel.layer_kind_index) for kernel in self.kernels
+        )
 
     @property
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers."""
         return sum(
             (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count) * self.count(layer)
-            for (layer, is_routed), parameter_count in self.params.items()
+            for (layer, is_routed), parameter_count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements that all layers cache."""
-        return sum(element_count * self.count(layer) for layer, element_count in self.cache.items())
+        return sum(element_count * self.count(layer) for layer, element_count in self.cached_elements_by_layer.items())
 
 
 def rank_share(amount: Number, ranks: Number) -> Number:

@@ -52,25 +52,25 @@ def acceptance_of_length(length: float, tokens: int) -> float:
 class Speculation:
     """The method of speculative decoding and its acceptance, with or without a draft model.
 
-    tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
-    draft: the draft model; None for the model's own modules of multi-token prediction, or without any.
+    drafted_tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
+    draft_model: the draft model; None for the model's own modules of multi-token prediction, or without any.
     with_mtp: whether these modules draft; without them and a draft model, tokens are found in the text at no cost.
     """
 
-    tokens: int
+    drafted_tokens: int
     acceptance: float
-    draft: ModelSpec | None = None
+    draft_model: ModelSpec | None = None
     with_mtp: bool = False
 
     @property
     def tokens_per_step(self) -> float:
         """The mean number of tokens that a step generates."""
-        return tokens_of_step(self.tokens, self.acceptance)
+        return tokens_of_step(self.drafted_tokens, self.acceptance)
 
     @property
     def drafts_a_block(self) -> bool:
         """Whether the draft proposes all tokens in one pass (DFlash, DSpark) instead of one by one."""
-        states_reader = None if self.draft is None else states_reader_of(self.draft)
+        states_reader = None if self.draft_model is None else states_reader_of(self.draft_model)
         return states_reader is not None and states_reader.start == "embedding"
 
     def draft_seconds(
@@ -78,24 +78,28 @@ class Speculation:
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
         """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
-        if self.draft is not None:
-            drafted_tokens, draft_passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
+        if self.draft_model is not None:
+            drafted_tokens, draft_passes = (self.drafted_tokens, 1) if self.drafts_a_block else (1, self.drafted_tokens)
             draft_pass = rank_pass(time_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")
-            return draft_passes * float(forward_pass(self.draft, device, time_stack, draft_pass, SIXTEEN_BITS).seconds)
+            return draft_passes * float(
+                forward_pass(self.draft_model, device, time_stack, draft_pass, SIXTEEN_BITS).seconds
+            )
         if not self.with_mtp:
             return 0.0
 
         def kernel_seconds(extra_parts: frozenset[str]) -> float:
             decoding_pass = rank_pass(time_stack, layout, batch, 1, cached_tokens, "decode", extra_parts)
-            return float(forward_pass(spec, device, time_stack, decoding_pass, number_formats).parts["kernels"])
+            return float(
+                forward_pass(spec, device, time_stack, decoding_pass, number_formats).seconds_by_part["kernels"]
+            )
 
-        return self.tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
+        return self.drafted_tokens * (kernel_seconds(frozenset({"mtp"})) - kernel_seconds(frozenset()))
 
     def prompt_seconds(self, device: Device, time_stack: TimeStack, batch: Number, seq: int, layout: Layout) -> float:
         """Returns the seconds in which a draft model fills its cache with prompts; 0 without a draft model."""
-        if self.draft is None:
+        if self.draft_model is None:
             return 0.0
-        return float(prefill(self.draft, device, time_stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
+        return float(prefill(self.draft_model, device, time_stack, batch, seq, 0, None, _draft_layout(layout)).seconds)
 
 
 def _draft_layout(layout: Layout) -> Layout:

@@ -1,4 +1,4 @@
-"""Finds time stacks by name: descriptions of the software that runs a model's program."""
+"""Finds time stacks by name: measured efficiencies of the software that runs a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stack_names(phase: str = "") -> list[str]:
 
 
 def find_stack(stack_name: str, phase: str = "") -> TimeStack:
-    """Returns a time stack by name, or by names with `+` between.
+    """Returns a time stack by its name, or by several names joined with `+`.
 
     phase: the required phase, `training` or `inference`; default either.
 
@@ -41,7 +41,7 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
 
 @frozen
 class Overlap:
-    """The fraction of the messages of tp, dp and ep groups that computation hides, as the option `--overlap` states it.
+    """The fraction of each group's messages (tp, dp, ep) that computation hides, as set by `--overlap`.
 
     ep: exchanges of 8.25 s took 3.72 s less of a step, Qwen3-30B on 16 H100, with `overlap_moe_expert_parallel_comm`
     (github.com/NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-moe-comm-overlap).
@@ -100,7 +100,7 @@ def with_gradient_buffers(time_stack: TimeStack, buffer_bytes: float | None) -> 
 
 
 def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
-    """Returns a software stack with the loss that a run states, if the stack prices it.
+    """Returns a software stack with the run's loss implementation, if the stack has the bytes that it moves.
 
     cross_entropy: the value of `--cross-entropy`; None for the stack's own loss.
     """
@@ -111,17 +111,19 @@ def with_loss(time_stack: TimeStack, cross_entropy: str | None) -> TimeStack:
 
 
 def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
-    """Returns a software stack whose norms are one kernel each, and whose gated activations are, as Liger-Kernel's.
+    """Returns a software stack with one kernel per norm, and with `liger` one kernel per gated activation.
 
     norm: the value of `--norm`; None for the stack's own norms, which those of fused software are anyway.
     """
     if norm not in ("fused", "liger") or time_stack.fused:
         return time_stack
-    passes, kernels = (
-        {verb: figure for verb, figure in figures.items() if verb != "norm"}
-        for figures in (time_stack.passes, time_stack.kernels)
+    passes_without_norm, kernels_without_norm = (
+        {verb: figure for verb, figure in figures_by_verb.items() if verb != "norm"}
+        for figures_by_verb in (time_stack.passes, time_stack.kernels)
     )
-    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
+    return time_stack.model_copy(
+        update={"passes": passes_without_norm, "kernels": kernels_without_norm, "fuses_gates": norm == "liger"}
+    )
 
 
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
@@ -134,7 +136,7 @@ the output is scaled (4) and added to the layer's (6), its gradient scaled (4), 
 """
 
 
-def with_narrow_adapters(time_stack: TimeStack) -> TimeStack:
+def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
     """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
     return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
@@ -180,15 +182,22 @@ def with_optimizer(
 
 
 def with_overlapped_groups(time_stack: TimeStack, groups: frozenset[str] | None) -> TimeStack:
-    """Returns a software stack that sends the messages of these groups beside products; unchanged for None.
+    """Returns a software stack that overlaps the messages of these groups with products; unchanged for None.
 
     groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
     if groups is None:
         return time_stack
-    hidden_shares = {"dp": WITH_OVERLAP.dp, "weights": WITH_OVERLAP.dp, "tp": WITH_OVERLAP.tp, "ep": WITH_OVERLAP.ep}
-    hidden = {group: hidden_share if group in groups else 0.0 for group, hidden_share in hidden_shares.items()}
-    return time_stack.model_copy(update={"hidden": hidden, "overlapped_stages": (0, 1, 2, 3)})
+    usual_hidden_shares = {
+        "dp": WITH_OVERLAP.dp,
+        "weights": WITH_OVERLAP.dp,
+        "tp": WITH_OVERLAP.tp,
+        "ep": WITH_OVERLAP.ep,
+    }
+    hidden_share_by_group = {
+        group: hidden_share if group in groups else 0.0 for group, hidden_share in usual_hidden_shares.items()
+    }
+    return time_stack.model_copy(update={"hidden": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)})
 
 
 def with_overlap(time_stack: TimeStack, overlap: str | None) -> TimeStack:

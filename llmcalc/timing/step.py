@@ -110,7 +110,7 @@ class StepPlan:
             cp=self.cp,
             cp_comm=self.cp_comm,
             sequence_parallel=self.sequence_parallel,
-            fused=time_stack.fused,
+            fuses_elementwise=time_stack.fused,
             fuses_gates=time_stack.fuses_gates,
             regathers=time_stack.regathers,
             include=self.include,
@@ -142,31 +142,31 @@ class StepTime:
     """The estimated seconds of a training step, by part.
 
     seconds: of the step.
-    parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
+    seconds_by_part: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
     timed_pass: the micro-batch of a rank that has all layers.
     slowest_seconds, mean_seconds: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
     """
 
     seconds: Number
-    parts: dict[str, Number]
+    seconds_by_part: dict[str, Number]
     timed_pass: TimedPass = field(repr=False)
     slowest_seconds: Number = 0.0
     mean_seconds: Number = 0.0
 
 
 class LayerCosts(NamedTuple):
-    """Seconds and parameters of a micro-batch by kind of layer; the forward pass of recomputation stands apart.
+    """Seconds and parameters of a micro-batch per kind of layer, with the recomputed forward pass listed separately.
 
-    both_passes, repeated_passes: seconds of both passes, and of a forward pass that runs again, per kind.
+    both_passes_seconds, repeated_pass_seconds: seconds of both passes, and of a forward pass that runs again, per kind.
     start_seconds, head_seconds: of what runs before the first and after the last layer.
     dense_params, expert_params: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
     adapter_params: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
-    kinds: tuple[LayerKind, ...]
-    both_passes: list[Number]
-    repeated_passes: list[Number]
+    layer_kinds: tuple[LayerKind, ...]
+    both_passes_seconds: list[Number]
+    repeated_pass_seconds: list[Number]
     start_seconds: Number
     head_seconds: Number
     dense_params: list[Number]
@@ -181,7 +181,7 @@ class LayerCosts(NamedTuple):
             return amount[array_index] if getattr(amount, "ndim", 0) else amount
 
         return LayerCosts(
-            self.kinds,
+            self.layer_kinds,
             *(
                 list(map(amount_at_index, layer_values))
                 if isinstance(layer_values, list)
@@ -196,7 +196,7 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
 
     Raises `InputError` for a recomputed module that no layer has.
     """
-    pass_work = timed_pass.work
+    pass_work = timed_pass.rank_work
     layers = range(len(pass_work.layer_kinds))
     layer_wait = time_stack.layer_wait if pass_work.rank_pass.tp > 1 else 0.0
 
@@ -223,24 +223,28 @@ def layer_costs(timed_pass: TimedPass, time_stack: TimeStack, step_plan: StepPla
         repeated_passes,
         timed_pass.layer_seconds(BEFORE),
         timed_pass.layer_seconds(AFTER),
-        [pass_work.params.get((layer, False), 0) for layer in layers],
-        [pass_work.params.get((layer, True), 0) for layer in layers],
-        sum(parameter_count for (layer, _), parameter_count in pass_work.params.items() if layer < 0),
-        [pass_work.adapters.get(layer, 0) for layer in layers] if pass_work.rank_pass.adapters is not None else [],
+        [pass_work.params_by_layer.get((layer, False), 0) for layer in layers],
+        [pass_work.params_by_layer.get((layer, True), 0) for layer in layers],
+        sum(parameter_count for (layer, _), parameter_count in pass_work.params_by_layer.items() if layer < 0),
+        [pass_work.adapter_params_by_layer.get(layer, 0) for layer in layers]
+        if pass_work.rank_pass.adapters is not None
+        else [],
     )
 
 
 def _modules_of_layers(timed_pass: TimedPass) -> Iterator[str]:
     """Yields the paths of kernel modules below a layer, with all enclosing modules."""
     for operation in timed_pass.operations:
-        module_names = operation.path.split(".")[1:] if operation.layer >= 0 else []
+        module_names = operation.path.split(".")[1:] if operation.layer_kind_index >= 0 else []
         yield from (".".join(module_names[:depth]) for depth in range(1, len(module_names) + 1))
 
 
-def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernels: Number) -> Number:
+def host_wait(
+    timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backward: bool, kernel_seconds: Number
+) -> Number:
     """Returns the seconds in which a device waits for kernel launches in a layer's forward or backward pass.
 
-    kernels: seconds of the kernels and messages of that direction.
+    kernel_seconds: seconds of the kernels and messages of that direction.
     """
     launch_count = timed_pass.layer_launches(layer, is_backward, time_stack.kernels, time_stack.captured)
     host_seconds = launch_count * time_stack.host_kernel
@@ -250,7 +254,7 @@ def host_wait(timed_pass: TimedPass, time_stack: TimeStack, layer: int, is_backw
     if time_stack.dtensor_operation:
         dtensor_count = timed_pass.dtensor_operations(layer, is_backward, time_stack.dtensor_operations)
         host_seconds = host_seconds + dtensor_count * time_stack.dtensor_operation
-    return maximum(0.0, host_seconds * timed_pass.host_launch - kernels)
+    return maximum(0.0, host_seconds * timed_pass.host_launch - kernel_seconds)
 
 
 @cache
@@ -283,7 +287,7 @@ class PipelineRanks(NamedTuple):
 
     slowest_seconds, mean_seconds: of a micro-batch on the slowest rank, and on average.
     dense_params, expert_params: parameters of the rank that has most of each.
-    layers: layers of a rank, on average.
+    mean_layers: layers of a rank, on average.
     adapter_params: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
@@ -291,7 +295,7 @@ class PipelineRanks(NamedTuple):
     mean_seconds: Number
     dense_params: Number
     expert_params: Number
-    layers: Number
+    mean_layers: Number
     adapter_params: Number | None = None
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
@@ -304,10 +308,12 @@ def pipeline_ranks(
     costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
-    layers = rank_layers(costs.kinds, pp, vpp, stage_sizes)
+    layers = rank_layers(costs.layer_kinds, pp, vpp, stage_sizes)
     seconds = [
         both_pass_seconds + recompute * repeated_seconds
-        for both_pass_seconds, repeated_seconds in zip(costs.both_passes, costs.repeated_passes, strict=True)
+        for both_pass_seconds, repeated_seconds in zip(
+            costs.both_passes_seconds, costs.repeated_pass_seconds, strict=True
+        )
     ]
     ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
     ranks[0] = ranks[0] + costs.start_seconds
@@ -432,7 +438,7 @@ def _data_parallel_seconds(
     experts = rank_share(ranks.expert_params, step_plan.ep)
     trained_params, trained_experts = ranks.trained_params(step_plan.ep)
     seconds_of_groups = (
-        _group_messages(
+        _data_group_seconds(
             step_plan,
             device,
             time_stack,
@@ -440,9 +446,9 @@ def _data_parallel_seconds(
             step_plan.tp,
             ranks.dense_params,
             trained_params,
-            ranks.layers,
+            ranks.mean_layers,
         ),
-        _group_messages(
+        _data_group_seconds(
             step_plan,
             device,
             time_stack,
@@ -450,7 +456,7 @@ def _data_parallel_seconds(
             step_plan.expert_shards,
             experts,
             trained_experts,
-            ranks.layers,
+            ranks.mean_layers,
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
@@ -483,7 +489,7 @@ def _exposed_seconds(message_seconds: Number, product_seconds: Number, hidden_sh
     return message_seconds - hidden_share * minimum(message_seconds, product_seconds)
 
 
-def _group_messages(
+def _data_group_seconds(
     step_plan: StepPlan,
     device: Device,
     time_stack: TimeStack,
@@ -499,7 +505,7 @@ def _group_messages(
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     sends_weight_format = step_plan.dtype == "fp32" and not time_stack.sends_gradient_buffers
-    gradients = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
+    gradient_bytes = (FP32_BYTES if sends_weight_format else time_stack.gradient_bytes) * trained_params
     if time_stack.bucket == "layer":
         bucket_count = layers
     else:
@@ -507,17 +513,25 @@ def _group_messages(
     pass_count = choose(_sends_once_per_step(step_plan, time_stack), 1, step_plan.micro_batches)
     reduce_count = pass_count if step_plan.zero >= 2 else 1
     if not step_plan.zero:
-        reduce_seconds = device.message_seconds("all_reduce", ranks, gradients, rank_stride, message_count=bucket_count)
+        reduce_seconds = device.message_seconds(
+            "all_reduce", ranks, gradient_bytes, rank_stride, message_count=bucket_count
+        )
         return 0.0, reduce_seconds, trained_params
     shard_ranks = maximum(1, ranks / step_plan.replicas)
-    weights = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
-    weight_seconds = device.message_seconds("all_gather", shard_ranks, weights, rank_stride, message_count=bucket_count)
+    weight_bytes = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
+    weight_seconds = device.message_seconds(
+        "all_gather", shard_ranks, weight_bytes, rank_stride, message_count=bucket_count
+    )
     reduction_kind: CollectiveKind = "all_reduce" if time_stack.reduces_all and step_plan.zero < 3 else "reduce_scatter"
     shard_reduction_seconds = device.message_seconds(
-        reduction_kind, shard_ranks, gradients, rank_stride, message_count=bucket_count
+        reduction_kind, shard_ranks, gradient_bytes, rank_stride, message_count=bucket_count
     )
     replica_reduction_seconds = device.message_seconds(
-        "all_reduce", step_plan.replicas, gradients / shard_ranks, shard_ranks * rank_stride, message_count=bucket_count
+        "all_reduce",
+        step_plan.replicas,
+        gradient_bytes / shard_ranks,
+        shard_ranks * rank_stride,
+        message_count=bucket_count,
     )
     gathers_per_pass = choose(_sends_once_per_step(step_plan, time_stack), 1, 2 if step_plan.reshard else 1)
     gather_count = pass_count * gathers_per_pass if step_plan.zero == 3 else 1

@@ -87,14 +87,14 @@ KernelCounts: TypeAlias = Mapping[str, tuple[float, float]]
 class NumberFormats:
     """Number formats of a run.
 
-    dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
+    product_format: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
     weight_bits, cache_bits: bits of a stored element, with its share of a scale.
     head_bits: bits of an element of the head and of routers; None (default) for 16 at least, or for `weight_bits` if
         the kernel decodes weights.
     has_block_scales: whether weights in 8 bits have a scale for each block of rows and columns; default false.
     """
 
-    dtype: str = "bf16"
+    product_format: str = "bf16"
     weight_bits: float = 16.0
     cache_bits: float = 16.0
     head_bits: float | None = None
@@ -113,8 +113,8 @@ TIME_PARTS = ("compute", "memory", "network", "wait")
 class TimedOperation:
     """A kernel or message with estimated seconds.
 
-    path, kind, layer, times: as of `Kernel`.
-    backward: whether it runs in the backward pass.
+    path, kind, layer_kind_index, runs_per_layer: as of `Kernel`.
+    is_backward: whether it runs in the backward pass.
     is_message: whether it is a message.
     compute, memory, network, wait: seconds that each takes by itself; wait is the time until the kernel starts.
     ends_layer: as of `Kernel`.
@@ -122,9 +122,9 @@ class TimedOperation:
 
     path: str
     kind: str
-    layer: int
-    times: Number
-    backward: bool
+    layer_kind_index: int
+    runs_per_layer: Number
+    is_backward: bool
     is_message: bool
     compute: Number
     memory: Number
@@ -169,7 +169,7 @@ GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
 
 
 def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
-    """Returns whether graphs of these modules have a kernel, so that the host does not launch it."""
+    """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
@@ -188,7 +188,7 @@ class TimedPass:
     host_launch: times the seconds of a launch that the accelerator's host needs.
     """
 
-    work: RankWork
+    rank_work: RankWork
     operations: list[TimedOperation]
     host_launch: float = 1.0
 
@@ -203,9 +203,9 @@ class TimedPass:
     def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of one layer of a kind. is_backward: direction; None (default) for both directions."""
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and is_backward in (None, operation.backward)
+            if operation.layer_kind_index == layer and is_backward in (None, operation.is_backward)
         )
 
     def recomputed_seconds(self, layer: int, recomputes_core: bool, recomputed_nodes: Iterable[str]) -> Number:
@@ -214,86 +214,93 @@ class TimedPass:
         recomputes_core: whether attention does. recomputed_nodes: paths of modules below a layer.
         """
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer
-            and not operation.backward
+            if operation.layer_kind_index == layer
+            and not operation.is_backward
             and operation.is_recomputed(recomputes_core, recomputed_nodes)
         )
 
     def ending_seconds(self, layer: int) -> Number:
         """Returns the forward seconds at the end of a layer whose results no gradient in the layer needs."""
         return sum(
-            operation.times * operation.seconds
+            operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer == layer and operation.ends_layer and not operation.backward
+            if operation.layer_kind_index == layer and operation.ends_layer and not operation.is_backward
         )
 
     def layer_launches(
-        self, layer: int, is_backward: bool, kernels: KernelCounts, captured_modules: Collection[str] = ()
+        self, layer: int, is_backward: bool, kernel_counts: KernelCounts, captured_modules: Collection[str] = ()
     ) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer.
 
         captured_modules: names of `GRAPH_MODULES`, whose kernels graphs launch.
         """
         return sum(
-            kernel.times * kernels.get(kernel.verb, kernel.launches)[is_backward]
-            for kernel in self.work.kernels
-            if kernel.layer == layer and not _is_captured(kernel, captured_modules)
+            kernel.runs_per_layer * kernel_counts.get(kernel.verb, kernel.launches)[is_backward]
+            for kernel in self.rank_work.kernels
+            if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
 
     def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
-        """Returns the number of products of single experts that the host launches in one direction of a layer."""
+        """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
-            kernel.times * kernel.experts * kernel.launches[is_backward]
-            for kernel in self.work.kernels
-            if kernel.layer == layer and kernel.kind == "experts" and not _is_captured(kernel, captured_modules)
+            kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]
+            for kernel in self.rank_work.kernels
+            if kernel.layer_kind_index == layer
+            and kernel.kind == "experts"
+            and not _is_captured(kernel, captured_modules)
         )
 
-    def dtensor_operations(self, layer: int, is_backward: bool, operations: KernelCounts) -> Number:
-        """Returns the number of operations on DTensors in one direction of a layer that tensor-parallel ranks divide.
+    def dtensor_operations(self, layer: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
+        """Returns the number of DTensor operations in the forward (or backward) pass of a tensor-parallel layer.
 
-        operations: of a product and, with sequence parallelism, of a norm.
+        operation_counts: of a product and, with sequence parallelism, of a norm.
         """
-        rank_pass = self.work.rank_pass
-        if not operations or rank_pass.tp == 1:
+        rank_pass = self.rank_work.rank_pass
+        if not operation_counts or rank_pass.tp == 1:
             return 0
-        divided_parts = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
+        divided_kinds = ("product", "norm") if rank_pass.sequence_parallel else ("product",)
         return sum(
-            kernel.times * operations[divided_part][is_backward]
-            for kernel in self.work.kernels
-            for divided_part in divided_parts
-            if kernel.layer == layer and divided_part in (kernel.kind, kernel.verb)
+            kernel.runs_per_layer * operation_counts[divided_kind][is_backward]
+            for kernel in self.rank_work.kernels
+            for divided_kind in divided_kinds
+            if kernel.layer_kind_index == layer and divided_kind in (kernel.kind, kernel.verb)
         )
 
     @property
     def seconds(self) -> Number:
         """The seconds of the forward and backward passes through all layers."""
         return sum(
-            operation.times * self.work.count(operation.layer) * operation.seconds for operation in self.operations
+            operation.runs_per_layer * self.rank_work.count(operation.layer_kind_index) * operation.seconds
+            for operation in self.operations
         )
 
-    def launches(self, kernels: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
+    def launches(self, kernel_counts: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
         """Returns the number of kernels and graphs that the host launches in the forward pass.
 
         casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
             0 (default) for none.
         """
-        layers = {kernel.layer for kernel in self.work.kernels}
-        kernel_count = sum(self.work.count(layer) * self.layer_launches(layer, False, kernels) for layer in layers)
+        layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
+        kernel_count = sum(
+            self.rank_work.count(layer) * self.layer_launches(layer, False, kernel_counts) for layer in layers
+        )
         if casts_inputs:
             kernel_count += sum(
-                kernel.times * kernel.launches[0] * self.work.count(kernel.layer)
-                for kernel in self.work.kernels
+                kernel.runs_per_layer * kernel.launches[0] * self.rank_work.count(kernel.layer_kind_index)
+                for kernel in self.rank_work.kernels
                 if kernel.kind in ("product", "experts") and not kernel.in_16_bits
             )
         if not graph_tokens:
             return kernel_count
         split_count = sum(
-            kernel.times * self.work.count(kernel.layer) for kernel in self.work.kernels if kernel.kind in GRAPH_SPLITS
+            kernel.runs_per_layer * self.rank_work.count(kernel.layer_kind_index)
+            for kernel in self.rank_work.kernels
+            if kernel.kind in GRAPH_SPLITS
         )
-        return choose(self.work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
+        return choose(self.rank_work.tokens <= graph_tokens, 2 * split_count + 1, kernel_count)
 
 
 @frozen
@@ -325,7 +332,7 @@ class TimeEstimator:
         """Returns the FLOP/s of products in a number format."""
         unit_format = self._units_format(dtype)
         if dtype == QUANTIZED and unit_format == "int8" and self.device.generation.block_quantized:
-            return self.device.peaks["int8"] * self.device.generation.block_quantized
+            return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
         efficiency = self.stack.rates.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
@@ -345,16 +352,16 @@ class TimeEstimator:
         for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
         for layer_message in rank_work.messages:
-            layer, message = layer_message.layer, layer_message.collective
+            layer, message = layer_message.layer_kind_index, layer_message.collective
             seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            message_count = message.times
+            message_count = message.repetitions
             timed_operations.append(
                 TimedOperation(
-                    message.node,
+                    message.node_path,
                     self._collective_kind(layer_message),
                     layer,
                     message_count,
-                    message.backward,
+                    message.is_backward,
                     True,
                     0.0,
                     0.0,
@@ -367,13 +374,13 @@ class TimeEstimator:
 
     def timed_kernels(self, kernel: Kernel) -> Iterator[TimedOperation]:
         """Returns the timed kernels of a product. A backward product is two kernels, for the input and the weight."""
-        pass_parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}_seconds")(
-            kernel
-        )
+        seconds_by_direction: Iterator[tuple[bool, Number, Number]] = getattr(
+            self, f"_{kernel.kind.replace('-', '_')}_seconds"
+        )(kernel)
         launched_directions: set[bool] = set()
         is_in_graph = not (self.is_training or self.stack.host_kernel)
         launch_counts = self.stack.kernels.get(kernel.verb, kernel.launches) if is_in_graph else kernel.launches
-        for is_backward, compute_seconds, memory_seconds in pass_parts:
+        for is_backward, compute_seconds, memory_seconds in seconds_by_direction:
             if is_backward and not self.is_training:
                 continue
             launch_seconds = (
@@ -385,8 +392,8 @@ class TimeEstimator:
             yield TimedOperation(
                 kernel.path,
                 kernel.kind,
-                kernel.layer,
-                kernel.times,
+                kernel.layer_kind_index,
+                kernel.runs_per_layer,
                 is_backward,
                 False,
                 compute_seconds,
@@ -423,7 +430,7 @@ class TimeEstimator:
                 / self.product_rate(dtype)
                 / self._share_of_experts(kernel, dtype)
                 * self._padded_rows(kernel, dtype)
-                * self._uneven_load(kernel)
+                * self._expert_load_imbalance(kernel)
             )
             compute_seconds = self._with_block_scales(kernel, compute_seconds)
             weight *= self._prompt_passes(kernel)
@@ -442,13 +449,13 @@ class TimeEstimator:
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
             yield False, 0.0, device.memory_seconds(read_before)
             return
-        dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
+        dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
         if self.stack.unpadded and dtype == "bf16":
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, bytes_per_element)
-        backward_seconds = kernel.flops[1] / product_rate / (1 if kernel.frozen else 2)
+        backward_seconds = kernel.flops[1] / product_rate / (1 if kernel.is_frozen else 2)
         forward_seconds = (
             kernel.flops[0] / product_rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
         )
@@ -463,8 +470,8 @@ class TimeEstimator:
             input_gradient = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
             yield from self._time_with_weights(kernel, True, input_gradient, bytes_per_element * weight, moved_bytes)
             if cast_bytes and casts_gradient:
-                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.frozen else 1.0) * cast_bytes * m * n)
-            if kernel.frozen:
+                yield True, 0.0, device.memory_seconds((FROZEN_CAST if kernel.is_frozen else 1.0) * cast_bytes * m * n)
+            if kernel.is_frozen:
                 return
             backward_seconds = (
                 backward_seconds * self._depth_factor(dtype, m / kernel.experts) * self._wave_factor(kernel, n, k)
@@ -555,7 +562,7 @@ class TimeEstimator:
             return 1.0
         return maximum(1.0, (kernel.routed_tokens if kernel.kind == "experts" else kernel.m) / most_tokens)
 
-    def _uneven_load(self, kernel: Kernel) -> Number:
+    def _expert_load_imbalance(self, kernel: Kernel) -> Number:
         """The ratio of the busiest rank's time for expert products to the time with even loads."""
         if kernel.kind != "experts" or not self.stack.uneven_ranks:
             return 1.0
@@ -563,7 +570,11 @@ class TimeEstimator:
 
     def _inference_format(self, kernel: Kernel) -> str:
         """Returns the number format in which an inference run computes a product."""
-        return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
+        return (
+            "bf16"
+            if kernel.in_16_bits and self.formats.product_format not in (QUANTIZED, "fp32")
+            else self.formats.product_format
+        )
 
     def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
         """Returns the bytes of weights that a pass reads.
@@ -572,7 +583,7 @@ class TimeEstimator:
         """
         bits = self.formats.weight_bits
         if kernel.in_16_bits:
-            wide_format_bits = bits if self.formats.dtype == QUANTIZED else max(16.0, bits)
+            wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
             bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
         return elements * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
@@ -606,14 +617,19 @@ class TimeEstimator:
             if self.stack.repeats_heads and kernel.kv_heads != kernel.heads:  # reads the cache, writes and reads copies
                 cache_bytes *= 1 + 2 * exact_div(kernel.heads, kernel.kv_heads)
             idle_factor = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
-            compute_seconds = kernel.padding * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            compute_seconds = (
+                kernel.head_padding_ratio * kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peak_rates["bf16"])
+            )
             yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
             scores = kernel.heads * kernel.m * kernel.n
-            has_unaligned_dim = isinstance(kernel.dim, int) and kernel.dim % 8
+            has_unaligned_dim = isinstance(kernel.key_width, int) and kernel.key_width % 8
             score_flops = (
-                2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
+                2.0
+                * scores
+                * (kernel.key_width + kernel.k)
+                * (self.stack.unaligned_heads if has_unaligned_dim else 1.0)
             )
             score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (
@@ -627,21 +643,21 @@ class TimeEstimator:
         older_kernels = device.generation.older_attention
         efficiency = older_kernels.get(self.stack.attention, 1.0)
         has_own_kernels = self.stack.server or (self.stack.wide_single_keys and kernel.kv_heads == 1)
-        if maximum(kernel.dim, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
+        if maximum(kernel.key_width, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
             efficiency = min(efficiency, older_kernels["triton"])
         efficiency *= device.sustained_share() if self.is_training else 1.0
-        flops_of_passes, key_count = kernel.flops, kernel.keys
+        flops_of_passes, key_count = kernel.flops, kernel.keys_per_query
         if self.stack.reads_masks and not are_equal(
-            kernel.keys, kernel.n
+            kernel.keys_per_query, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
             if self.stack.attention == "cudnn":
                 efficiency *= older_kernels["fa2"]
-            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
+            forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.key_width + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD * forward_flops
         for is_backward in (False, True):
-            flops = kernel.padding * flops_of_passes[is_backward]
-            seconds = device.attention_seconds(flops, key_count, kernel.dim, is_backward, efficiency)
+            flops = kernel.head_padding_ratio * flops_of_passes[is_backward]
+            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, efficiency)
             yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -715,7 +731,7 @@ class TimeEstimator:
             weights = kernel.weight_elements
             yield (
                 is_backward,
-                DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
+                DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"]),
                 (self.device.memory_seconds((base_bytes + 2.0) * weights)),
             )
             yield is_backward, 0.0, self.device.memory_seconds(cast_bytes * kernel.m * (kernel.k + kernel.n))
@@ -731,7 +747,7 @@ class TimeEstimator:
 
     def _exchange_wait(self, message: Collective) -> Number:
         """Returns the waiting seconds before one expert all-to-all: half of the wait per layer."""
-        if message.group != "ep" or message.backward or not self.stack.exchange_wait:
+        if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
         return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait / 2, 0.0)
@@ -739,40 +755,42 @@ class TimeEstimator:
     def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
         """Returns the kind of a message; training that gathers tokens all-gathers them and reduce-scatters the sums."""
         message = layer_message.collective
-        is_exchange = message.group == "ep" and message.kind == "all_to_all"
+        is_exchange = message.process_group == "ep" and message.collective_kind == "all_to_all"
         if not (is_exchange and self.is_training and self.stack.gathers_tokens):
-            return message.kind
-        return "all_gather" if layer_message.is_dispatch != message.backward else "reduce_scatter"
+            return message.collective_kind
+        return "all_gather" if layer_message.is_dispatch != message.is_backward else "reduce_scatter"
 
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
         message = layer_message.collective
         device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
-        exposed_share = 1 - self.stack.hidden_share(message.group, message.kind)
-        if message.group == "ep" and message.kind != "all_to_all":
-            is_cast = message.kind == "all_gather" and self.stack.gathers_casts
-            byte_share = BYTES.get(self.formats.dtype, 2.0) / 2 if is_cast else 1.0
+        exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
+        if message.process_group == "ep" and message.collective_kind != "all_to_all":
+            is_cast = message.collective_kind == "all_gather" and self.stack.gathers_casts
+            byte_share = BYTES.get(self.formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
-                message.kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
+                message.collective_kind, message.ranks, message_bytes * byte_share, rank_stride, self.stack.latency
             )
         collective_kind = self._collective_kind(layer_message)
-        if message.group == "ep" and collective_kind != "all_to_all":
-            gathered_bytes = message_bytes * message.ranks / layer_message.copies
+        if message.process_group == "ep" and collective_kind != "all_to_all":
+            gathered_bytes = message_bytes * message.ranks / layer_message.copies_per_token
             return exposed_share * device.message_seconds(collective_kind, message.ranks, gathered_bytes)
-        if message.group == "ep":
+        if message.process_group == "ep":
             return exposed_share * device.message_seconds(
-                message.kind, message.ranks, message_bytes * self._exchanged_share(layer_message)
+                message.collective_kind, message.ranks, message_bytes * self._exchanged_byte_share(layer_message)
             )
-        if message.group == "cp":
-            ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
-            rank_stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
-            return RING_EXPOSED * device.message_seconds(message.kind, ranks, message_bytes, rank_stride)
+        if message.process_group == "cp":
+            ranks = minimum(message.ranks, 2) if message.collective_kind == "send" else message.ranks
+            rank_stride = choose(
+                message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
+            )
+            return RING_EXPOSED * device.message_seconds(message.collective_kind, ranks, message_bytes, rank_stride)
         return exposed_share * device.message_seconds(
-            message.kind, message.ranks, message_bytes, latency=self.stack.latency
+            message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency
         )
 
-    def _exchanged_share(self, layer_message: LayerMessage) -> Number:
+    def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:
         """Returns the bytes that an exchange of experts' tokens sends, as a share of all copies in 16 bits.
 
         Experts of one rank share a copy of a token, and with ranks in several network domains those of one domain
@@ -780,14 +798,14 @@ class TimeEstimator:
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
-        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies
+        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
         share_of_16_bits = (
-            0.5 if layer_message.is_dispatch and self.formats.dtype == "fp8" and not self.is_training else 1.0
+            0.5 if layer_message.is_dispatch and self.formats.product_format == "fp8" and not self.is_training else 1.0
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        places = choose(ranks > self.device.domain, maximum(1.0, ranks / self.device.domain), ranks)
-        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.groups)
+        places = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
+        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.expert_groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

@@ -92,7 +92,7 @@ MEASURED_EXPERT_RANKS = 8
 """Most ranks of experts in the measured rows of servers."""
 
 
-def untested_ranks(time_stack: TimeStack, layout: Layout) -> str:
+def untested_layout_text(time_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
     is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if is_wide else ""
@@ -133,8 +133,8 @@ class RangedAmount(NamedTuple):
 class TimeRange:
     """An estimate in seconds, with range and class.
 
-    phase, device, stack: of the class. untested: what of the run was never measured; empty for its device alone.
-    tested: the class; None for a device or a stack without one, which has the widest range.
+    phase, device, stack: of the class. untested_reason: what of the run was never measured; empty for its device alone.
+    tested_class: the class; None for a device or a stack without one, which has the widest range.
     """
 
     estimate: Number
@@ -143,8 +143,8 @@ class TimeRange:
     phase: str
     device: str
     stack: str
-    tested: TestedClass | None
-    untested: str = ""
+    tested_class: TestedClass | None
+    untested_reason: str = ""
 
     @property
     def amount(self) -> RangedAmount:
@@ -153,7 +153,7 @@ class TimeRange:
 
     def class_data(self) -> dict[str, Any]:
         """The class of the estimate as plain data."""
-        tested_class = self.tested
+        tested_class = self.tested_class
         return {
             "phase": self.phase,
             "device": self.device,
@@ -191,11 +191,11 @@ def expected_range(
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (
-            candidate
-            for candidate in _tested_classes().classes
+            candidate_class
+            for candidate_class in _tested_classes().classes
             if not untested_reason
             and device_class is not None
-            and candidate.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
+            and candidate_class.contains_estimate(phase, has_experts, device_class, time_stack, is_loaded)
         ),
         None,
     )

@@ -265,7 +265,7 @@ class TimeStack(Record):
         return self.host_kernel > 0 and not self.library_layers
 
     def hidden_share(self, process_group: str, message_kind: str = "") -> float:
-        """Returns the fraction of a group's messages that products hide. Gathered weights: by default as for dp.
+        """Returns the fraction of a group's messages hidden by products; for gathered weights, by default that of dp.
 
         message_kind: the kind of the message, such as `all_reduce`; default any.
         """
@@ -291,7 +291,7 @@ MOST_SETTINGS = 3
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> TimeStack | None:
-    """Returns the stack of a combined name, `STACK+SETTING`: a stack with the own figures of others that combine.
+    """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
     None where a name is unknown, or one after the first does not combine with others or is of another phase. As many
     rows as of the least tested of them are tested.
@@ -300,20 +300,27 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
     combined = stacks.get(first_name) if len(setting_names) <= MOST_SETTINGS else None
     for setting_name in setting_names:
-        setting = stacks.get(setting_name)
-        if combined is None or setting is None or not setting.combines or setting.phase != combined.phase:
+        setting_stack = stacks.get(setting_name)
+        if (
+            combined is None
+            or setting_stack is None
+            or not setting_stack.combines
+            or setting_stack.phase != combined.phase
+        ):
             return None
-        figures = {name: figure for name, figure in tables_by_name[setting_name].items() if name not in DESCRIPTION}
-        least_tested = min(combined, setting, key=lambda time_stack: time_stack.rows)
-        states_exchange = not figures.keys().isdisjoint(("sends_copies", "gathers_tokens"))
-        description = {
+        setting_figures = {
+            name: figure for name, figure in tables_by_name[setting_name].items() if name not in DESCRIPTION
+        }
+        least_tested = min(combined, setting_stack, key=lambda time_stack: time_stack.rows)
+        states_exchange = not setting_figures.keys().isdisjoint(("sends_copies", "gathers_tokens"))
+        description_fields = {
             "name": f"{combined.name}+{setting_name}",
-            "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
-            "exchange_stack": f"{combined.name}+{setting.exchange_stack}"
+            "title": f"{combined.title}, {setting_stack.title.partition(' ')[2]}",
+            "exchange_stack": f"{combined.name}+{setting_stack.exchange_stack}"
             if states_exchange
             else f"{combined.exchange_stack}+{setting_name}",
             "rows": least_tested.rows,
             "sets": least_tested.sets,
         }
-        combined = TimeStack(**{**combined.model_dump(), **figures, **description})
+        combined = TimeStack(**{**combined.model_dump(), **setting_figures, **description_fields})
     return combined

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from .batching import Replica, seconds_beside_prompts
+from .batching import Replica, seconds_added_to_prompt_step
 from .inference import InferencePass, seconds_without_graphs
 
 MOST_PROMPT_SIZES = 2**20
@@ -51,11 +51,14 @@ class StepBudget:
 
 @frozen
 class TracedRequest:
-    """A request of a trace. arrival: seconds. input, output: tokens of the prompt and of the answer."""
+    """A request of a trace.
 
-    arrival: float
-    input: int
-    output: int
+    arrival_seconds: when it arrives. input_tokens, output_tokens: tokens of the prompt and of the answer.
+    """
+
+    arrival_seconds: float
+    input_tokens: int
+    output_tokens: int
 
 
 @frozen
@@ -63,12 +66,12 @@ class ServedRequest:
     """The times of a served request in seconds.
 
     ttft: from its arrival to its first token. tpot: of each further token; None for an answer of one token.
-    end: when its last token is there.
+    end_seconds: when its last token is there.
     """
 
     ttft: float
     tpot: float | None
-    end: float
+    end_seconds: float
 
 
 Seconds: TypeAlias = Callable[[float, float], float]
@@ -120,7 +123,7 @@ class StepSeconds:
         mean_prompt = max(1, mean_input)
         context_lengths = sorted({0, mean_prompt, max(mean_prompt + 1, longest_request)})
         most_tokens = min(replica.step_tokens or longest_request, max(longest_request, mean_input), MOST_PROMPT_SIZES)
-        time_batch = cache(replica.batch_pass)
+        batch_seconds = cache(replica.batch_pass)
 
         @cache
         def time_prompt(prompt_tokens: int, earlier_tokens: int) -> InferencePass:
@@ -130,11 +133,13 @@ class StepSeconds:
 
         def added_launches(prompt_tokens: int, earlier_tokens: int) -> float:
             prompt_pass = time_prompt(prompt_tokens, earlier_tokens)
-            return seconds_without_graphs(prompt_pass, replica.stack, replica.formats, replica.graph_tokens)
+            return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(time_batch(*sizes).seconds), sequences, context_lengths),
-            _tabulated_seconds(lambda *sizes: seconds_beside_prompts(time_batch(*sizes)), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(
+                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequences, context_lengths
+            ),
             _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
             replica.stack.first_token,
             replica.tokens_per_step,
@@ -186,17 +191,18 @@ def _index_and_fraction(sorted_values: Sequence[int], coordinate: float) -> tupl
 class ServedBatch:
     """The requests of one batch on a replica, step by step.
 
-    step_seconds: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
-    step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
-    scale: factor of all seconds, 1 by default. steps_ahead: steps that are planned after the one that runs; default 0.
+    step_seconds: seconds of its steps. most_sequences, cache_tokens: most sequences, and tokens that its caches hold.
+    most_step_tokens: most tokens of a step. mixes_prompts: whether a step with prompts decodes too.
+    seconds_scale: factor of all seconds, 1 by default. steps_ahead: steps that are planned after the one that runs;
+        default 0.
     """
 
     step_seconds: StepSeconds
-    sequences: int
+    most_sequences: int
     cache_tokens: int
-    step_tokens: int
+    most_step_tokens: int
     mixes_prompts: bool
-    scale: float = 1.0
+    seconds_scale: float = 1.0
     steps_ahead: int = 0
 
     def serve_requests(
@@ -217,40 +223,45 @@ class ServedBatch:
         while len(end_times) < len(requests):
             step_budget.spend_step()
             sequence_count = len(decoding_requests)
-            context = context_token_sum / sequence_count if sequence_count else 0.0
-            planned_seconds = self._planned_seconds(sequence_count, context)
-            while next_request < len(requests) and requests[next_request].arrival + planned_seconds <= current_time:
+            mean_cached_tokens = context_token_sum / sequence_count if sequence_count else 0.0
+            planned_seconds = self._planned_seconds(sequence_count, mean_cached_tokens)
+            while (
+                next_request < len(requests)
+                and requests[next_request].arrival_seconds + planned_seconds <= current_time
+            ):
                 traced_request = requests[next_request]
-                request_tokens = traced_request.input + traced_request.output
+                request_tokens = traced_request.input_tokens + traced_request.output_tokens
                 if (
-                    len(decoding_requests) + len(waiting_prompts) >= self.sequences
+                    len(decoding_requests) + len(waiting_prompts) >= self.most_sequences
                     or reserved_tokens + request_tokens > self.cache_tokens
                 ):
                     break
-                cached_tokens = min(int(cached_share * traced_request.input), traced_request.input - 1)
-                waiting_prompts.append([next_request, cached_tokens, traced_request.input - cached_tokens])
+                cached_tokens = min(int(cached_share * traced_request.input_tokens), traced_request.input_tokens - 1)
+                waiting_prompts.append([next_request, cached_tokens, traced_request.input_tokens - cached_tokens])
                 reserved_tokens += request_tokens
                 next_request += 1
             if waiting_prompts:
                 decoding_count = sequence_count if self.mixes_prompts else 0
-                finished_prompts, tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
-                current_time += self.scale * self.step_seconds.mixed_seconds(
-                    tokens, mean_context, decoding_count, context
+                finished_prompts, prompt_tokens, mean_context = self._take_prompts(waiting_prompts, decoding_count)
+                current_time += self.seconds_scale * self.step_seconds.mixed_seconds(
+                    prompt_tokens, mean_context, decoding_count, mean_cached_tokens
                 )
                 if decoding_count:
                     finished_steps += 1
                     context_token_sum += sequence_count * self.step_seconds.tokens_per_step
                 for request_index in finished_prompts:
-                    first_token_times[request_index] = current_time + self.step_seconds.server_seconds * self.scale
-                    if requests[request_index].output > 1:
+                    first_token_times[request_index] = (
+                        current_time + self.step_seconds.server_seconds * self.seconds_scale
+                    )
+                    if requests[request_index].output_tokens > 1:
                         heapq.heappush(
                             decoding_requests,
                             (finished_steps + self._steps_after_first_token(requests[request_index]), request_index),
                         )
-                        context_token_sum += requests[request_index].input + 1
+                        context_token_sum += requests[request_index].input_tokens + 1
                     else:
                         end_times[request_index] = first_token_times[request_index]
-                        reserved_tokens -= requests[request_index].input + 1
+                        reserved_tokens -= requests[request_index].input_tokens + 1
             elif sequence_count:
                 equal_steps = self._equal_step_count(
                     requests,
@@ -258,32 +269,32 @@ class ServedBatch:
                     current_time,
                     decoding_requests[0][0] - finished_steps,
                     sequence_count,
-                    context,
+                    mean_cached_tokens,
                     reserved_tokens,
                 )
-                mean_context = context + equal_steps * self.step_seconds.tokens_per_step / 2
+                mean_context = mean_cached_tokens + equal_steps * self.step_seconds.tokens_per_step / 2
                 current_time += (
-                    equal_steps * self.scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
+                    equal_steps * self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, mean_context)
                 )
                 finished_steps += equal_steps
                 context_token_sum += equal_steps * sequence_count * self.step_seconds.tokens_per_step
             else:
-                current_time = max(current_time, requests[next_request].arrival)
+                current_time = max(current_time, requests[next_request].arrival_seconds)
             while decoding_requests and decoding_requests[0][0] <= finished_steps:
                 _, request_index = heapq.heappop(decoding_requests)
                 traced_request = requests[request_index]
                 end_times[request_index] = max(current_time, first_token_times[request_index])
                 context_token_sum -= (
-                    traced_request.input
+                    traced_request.input_tokens
                     + 1
                     + self._steps_after_first_token(traced_request) * self.step_seconds.tokens_per_step
                 )
-                reserved_tokens -= traced_request.input + traced_request.output
+                reserved_tokens -= traced_request.input_tokens + traced_request.output_tokens
         return [
             ServedRequest(
-                first_token_times[i] - traced_request.arrival,
-                (end_times[i] - first_token_times[i]) / (traced_request.output - 1)
-                if traced_request.output > 1
+                first_token_times[i] - traced_request.arrival_seconds,
+                (end_times[i] - first_token_times[i]) / (traced_request.output_tokens - 1)
+                if traced_request.output_tokens > 1
                 else None,
                 end_times[i],
             )
@@ -294,28 +305,28 @@ class ServedBatch:
         """Returns the seconds of the steps that are planned already when a request arrives; 0 if nothing decodes."""
         if not self.steps_ahead or not sequence_count:
             return 0.0
-        return self.scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
+        return self.seconds_scale * self.steps_ahead * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
 
     def _steps_after_first_token(self, traced_request: TracedRequest) -> int:
         """Returns the decoding steps of a request after its first token."""
-        return math.ceil((traced_request.output - 1) / self.step_seconds.tokens_per_step)
+        return math.ceil((traced_request.output_tokens - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
         """Assigns prompt tokens to a step. Returns the completed prompts, the step's tokens, and the mean context.
 
         decoding_count: sequences that decode in the step.
         """
-        token_budget = max(1, self.step_tokens - decoding_count)
-        finished_prompts, tokens, context_sum = [], 0, 0.0
-        while waiting_prompts and tokens < token_budget:
+        token_budget = max(1, self.most_step_tokens - decoding_count)
+        finished_prompts, prompt_tokens, cached_token_sum = [], 0, 0.0
+        while waiting_prompts and prompt_tokens < token_budget:
             first_prompt = waiting_prompts[0]
-            taken_tokens = min(first_prompt[2], token_budget - tokens)
-            context_sum += taken_tokens * first_prompt[1]
-            tokens += taken_tokens
-            first_prompt[1], first_prompt[2] = first_prompt[1] + taken_tokens, first_prompt[2] - taken_tokens
+            computed_tokens = min(first_prompt[2], token_budget - prompt_tokens)
+            cached_token_sum += computed_tokens * first_prompt[1]
+            prompt_tokens += computed_tokens
+            first_prompt[1], first_prompt[2] = first_prompt[1] + computed_tokens, first_prompt[2] - computed_tokens
             if not first_prompt[2]:
                 finished_prompts.append(waiting_prompts.popleft()[0])
-        return finished_prompts, tokens, context_sum / tokens
+        return finished_prompts, prompt_tokens, cached_token_sum / prompt_tokens
 
     def _equal_step_count(
         self,
@@ -332,12 +343,12 @@ class ServedBatch:
             return most_steps
         traced_request = requests[next_request]
         if (
-            sequence_count >= self.sequences
-            or reserved_tokens + traced_request.input + traced_request.output > self.cache_tokens
+            sequence_count >= self.most_sequences
+            or reserved_tokens + traced_request.input_tokens + traced_request.output_tokens > self.cache_tokens
         ):
             return most_steps
-        step_seconds = self.scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
-        idle_seconds = traced_request.arrival + self._planned_seconds(sequence_count, cached_tokens) - time_now
+        step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
+        idle_seconds = traced_request.arrival_seconds + self._planned_seconds(sequence_count, cached_tokens) - time_now
         return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
 
 
@@ -360,7 +371,7 @@ def serve_trace(
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
-    longest_request = max(request.input + request.output for request in requests)
+    longest_request = max(request.input_tokens + request.output_tokens for request in requests)
     batch = ServedBatch(
         step_seconds,
         max(1, sequences // replica.batch_count),

@@ -43,14 +43,14 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
     Bytes are those that the estimate prices, without the losses of the device and of its software.
     """
     generation = time_estimator.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
-    device = replace(time_estimator.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
+    device = replace(time_estimator.device, memory_bandwidth=1.0, generation=generation)  # on it a second is a byte
     lossless_link = replace(
         time_estimator,
         device=device,
         stack=time_estimator.stack.model_copy(update={"expert_weights": 1.0, "prompt_expert_weights": None}),
     )
     for kernel in rank_work.kernels:
-        run_count = float(kernel.times * rank_work.count(kernel.layer))
+        run_count = float(kernel.runs_per_layer * rank_work.count(kernel.layer_kind_index))
         flops = run_count * float(kernel.flops[0])
         if not flops:
             continue
@@ -66,4 +66,4 @@ def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
     """Returns the memory traffic of fused attention in bytes: cache, 16-bit queries, results, and new prompt keys."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.formats.cache_bits / 8
     heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
-    return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)
+    return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.key_width + kernel.k)

@@ -28,7 +28,7 @@ from ..parallel.rank_program import RankFlow, cached_rank_program, is_divided
 from ..workload.derived_rows import QueryKeyPairs
 from ..workload.rows import LOGITS, ONCE, RoutedRows
 from ..workload.run_config import RunConfig
-from .eager import eager_repeats, eager_verb
+from .eager import eager_kernel_key, eager_kernel_repeats
 from .kernels import (
     AFTER,
     BEFORE,
@@ -149,7 +149,7 @@ class WorkRecorder(PlacementTracker):
                 continue
             branch_name = self.full_run.execution.form(scope_item.branches, self.full_run.workload)
             if (
-                self.rank_pass.sparse_heads
+                self.rank_pass.padded_sparse_heads
                 and "absorbed" in scope_item.branches
                 and _has_key_selection(scope_item.branches["absorbed"])
             ):
@@ -243,7 +243,7 @@ class WorkRecorder(PlacementTracker):
 
     def _run_step(self, operation: Step) -> None:
         self.gathering_verb = operation.verb
-        if self.rank_pass.reduces_late and self._can_sum_later(operation):
+        if self.rank_pass.reduces_late and self._has_partial_sum_output(operation):
             self.placements[id(operation.outs[0].storage)] = "partial"
         else:
             super()._run_step(operation)
@@ -256,7 +256,7 @@ class WorkRecorder(PlacementTracker):
             if (
                 operation.verb == "dropout"
                 and operation.options["probability"]
-                and not self.rank_pass.fused
+                and not self.rank_pass.fuses_elementwise
                 and self.has_gradient
             ):
                 self._record_elementwise_group()
@@ -267,11 +267,11 @@ class WorkRecorder(PlacementTracker):
             if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
-        if not self._joins_earlier_product(operation):
+        if not self._shares_earlier_kernel(operation):
             self._record_elementwise_group()
         (lowering_method or self._add_operation)(operation)
 
-    def _joins_earlier_product(self, operation: Step) -> bool:
+    def _shares_earlier_kernel(self, operation: Step) -> bool:
         """Whether one kernel computes a product and an earlier one of the same input, as `up_proj` and `gate_proj`.
 
         The element-wise steps around it are then one kernel, such as SiluAndMul (sglang/srt/layers/activation.py).
@@ -288,11 +288,11 @@ class WorkRecorder(PlacementTracker):
 
     def _is_inside_attention(self, operation: Step) -> bool:
         """Whether a step's values of queries and keys stay inside of a fused kernel."""
-        return self.rank_pass.fused and any(
+        return self.rank_pass.fuses_elementwise and any(
             isinstance(recorded_value.rows, QueryKeyPairs) for recorded_value in (*operation.ins, *operation.outs)
         )
 
-    def _can_sum_later(self, operation: Step) -> bool:
+    def _has_partial_sum_output(self, operation: Step) -> bool:
         """Whether a step's result is a partial sum, because it is linear in its inputs that are partial sums."""
         if operation.verb not in SUMMED_LATER:
             return False
@@ -309,16 +309,20 @@ class WorkRecorder(PlacementTracker):
         if operation.op is None:
             return
         if "params" in operation.op.effects and not self.shares_parameters and operation.about.get("role") != "shared":
-            self._count_parameters(operation.op.params(), self._runs_per_layer(), operation.verb == "experts")
+            self._count_parameters(operation.op.params(), self._repeats_per_layer(), operation.verb == "experts")
         if "cache_bits" in operation.op.effects:
             element_count = operation.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
-            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + element_count * self._runs_per_layer()
+            self.work.cached_elements_by_layer[self.layer] = (
+                self.work.cached_elements_by_layer.get(self.layer, 0) + element_count * self._repeats_per_layer()
+            )
             self.cache_reads[operation.name] = self.cache_reads[self.where] = element_count
             self.cache_reads.update((id(cached_value.storage), element_count) for cached_value in operation.outs)
 
     def _count_parameters(self, parameters: Number, repeat_count: Number, experts: bool = False) -> None:
         parameter_key = self.layer, experts
-        self.work.params[parameter_key] = self.work.params.get(parameter_key, 0) + parameters * repeat_count
+        self.work.params_by_layer[parameter_key] = (
+            self.work.params_by_layer.get(parameter_key, 0) + parameters * repeat_count
+        )
 
     def _add_message(
         self,
@@ -332,7 +336,7 @@ class WorkRecorder(PlacementTracker):
         if self._has_no_rows(recorded_value):
             return
         if process_group == "ep" and self._gathers_tokens:
-            self._add_gathering(recorded_value, is_backward)
+            self._add_token_gathering(recorded_value, is_backward)
             return
         message_count = len(self.messages)
         super()._add_message(collective_kind, recorded_value, process_group, is_backward, element_count, messages)
@@ -340,12 +344,12 @@ class WorkRecorder(PlacementTracker):
             return
         self._record_elementwise_group()
         message = self.messages[-1]
-        if message.backward and self.rank_pass.phase != "training":
+        if message.is_backward and self.rank_pass.phase != "training":
             return
-        message = message._replace(times=exact_div(message.times, self.layers))
+        message = message._replace(repetitions=exact_div(message.repetitions, self.layers))
         routed_rows = recorded_value.rows if isinstance(recorded_value.rows, RoutedRows) else RoutedRows()
         is_dispatch = self.gathering_verb == "dispatch" and process_group == "ep"
-        ends_layer = self.is_past_last_product and not message.backward
+        ends_layer = self.is_past_last_product and not message.is_backward
         sized_message = self._with_group_size(message)
         self.work.messages.append(
             LayerMessage(self.layer, sized_message, routed_rows.top_k, routed_rows.groups, is_dispatch, ends_layer)
@@ -356,7 +360,7 @@ class WorkRecorder(PlacementTracker):
         """Whether expert ranks gather all ranks' tokens, instead of exchanging the routed rows."""
         return self.rank_pass.gathered_ranks > 0 and self.layout.ep > 1
 
-    def _add_gathering(self, routed_value: Value, is_backward: bool) -> None:
+    def _add_token_gathering(self, routed_value: Value, is_backward: bool) -> None:
         """Adds the all-gather of tokens over attention replicas, or the reduce-scatter of the experts' outputs.
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
@@ -366,27 +370,29 @@ class WorkRecorder(PlacementTracker):
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
-        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.width
+        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.element_bytes
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
-        message = Collective(self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._runs_per_layer())
+        message = Collective(
+            self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
+        )
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
         """Returns the message with the pass's group size instead of the recorded `MEASURED_RANKS` ranks."""
-        if message.group == "ep":
+        if message.process_group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
-        if message.group != "cp":
+        if message.process_group != "cp":
             return message
         ranks = self.rank_pass.cp
-        if message.kind == "send":  # a ring has one send fewer than ranks
-            return message._replace(ranks=ranks, times=message.times * (ranks - 1) // (MEASURED_RANKS - 1))
-        if message.kind == "all_to_all":
+        if message.collective_kind == "send":  # a ring has one send fewer than ranks
+            return message._replace(ranks=ranks, repetitions=message.repetitions * (ranks - 1) // (MEASURED_RANKS - 1))
+        if message.collective_kind == "all_to_all":
             return message._replace(ranks=ranks)
         return message._replace(ranks=ranks, bytes=message.bytes * ranks // MEASURED_RANKS)
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
-    def _runs_per_layer(self) -> Number:
+    def _repeats_per_layer(self) -> Number:
         """Returns how often each layer runs the current operation: its repeats divided by the number of layers."""
         return exact_div(self.repeats, self.layers)
 
@@ -406,7 +412,7 @@ class WorkRecorder(PlacementTracker):
     # --- kernels -----------------------------------------------------------------------------------------------------
 
     def _add_kernel(self, kernel_kind: KernelKind, verb: str, **kernel_sizes: Any) -> Kernel:
-        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._runs_per_layer(), verb, **kernel_sizes)
+        kernel = Kernel(self.where or verb, kernel_kind, self.layer, self._repeats_per_layer(), verb, **kernel_sizes)
         self.work.kernels.append(kernel)
         return kernel
 
@@ -417,13 +423,16 @@ class WorkRecorder(PlacementTracker):
         row_count = (
             rank_share(row_count, self.layout.tp) if self.placement(x) == "rows" and not has_divided_axes else row_count
         )
-        joins_gradient = (id(self._storage_owner(x)), self.layer) in self.shared_inputs and not self.rank_pass.fused
+        joins_gradient = (
+            id(self._storage_owner(x)),
+            self.layer,
+        ) in self.shared_inputs and not self.rank_pass.fuses_elementwise
         shares_input = self._shares_input(x)
         flops = 2 * row_count * y.width * x.width
         has_bias = (
             operation.op is not None and "params" in operation.op.effects and operation.op.params() > y.width * x.width
         )
-        extra_launches = joins_gradient + (has_bias and not self.rank_pass.fused)
+        extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.where.rpartition(".")[2]
@@ -440,7 +449,7 @@ class WorkRecorder(PlacementTracker):
             flops=(flops, (0 if is_frozen else flops) + gradient_flops if self.has_gradient else 0),
             launches=(0, 0) if shares_input else (1, 1 if is_frozen else 2 + extra_launches),
             in_16_bits=is_in_16_bits,
-            frozen=is_frozen,
+            is_frozen=is_frozen,
             ends_layer=operation is self.last_product,
         )
         if self.rank_pass.adapters is None:
@@ -475,13 +484,15 @@ class WorkRecorder(PlacementTracker):
                 flops=(flops, 2 * flops),
             )
         self._add_kernel("adapter", "adapter", m=row_count, n=output_width, k=input_width, launches=(0, 0))
-        adapter_params = adapter_rank * (input_width + output_width) * self._runs_per_layer()
-        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + adapter_params
+        adapter_params = adapter_rank * (input_width + output_width) * self._repeats_per_layer()
+        self.work.adapter_params_by_layer[self.layer] = (
+            self.work.adapter_params_by_layer.get(self.layer, 0) + adapter_params
+        )
 
     def _shares_input(self, x: Value) -> bool:
         """Whether an earlier matrix product of this layer has the same input, so that software may fuse both."""
         input_key = id(self._storage_owner(x)), self.layer
-        shares_input = input_key in self.shared_inputs and self.rank_pass.fused
+        shares_input = input_key in self.shared_inputs and self.rank_pass.fuses_elementwise
         self.shared_inputs.add(input_key)
         return shares_input
 
@@ -494,7 +505,7 @@ class WorkRecorder(PlacementTracker):
         is_frozen = self.rank_pass.adapters is not None
         gradients = flops if is_frozen else 2 * flops
         self._add_kernel(
-            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=is_frozen
+            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), is_frozen=is_frozen
         )
 
     def _lower_per_group(self, operation: Step) -> None:
@@ -511,7 +522,7 @@ class WorkRecorder(PlacementTracker):
             k=exact_div(weight_elements, y.width),
             weight_elements=weight_elements,
             flops=(flops, rank_share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
-            frozen=self.rank_pass.adapters is not None,
+            is_frozen=self.rank_pass.adapters is not None,
         )
 
     _lower_blocks = _lower_per_group
@@ -530,7 +541,7 @@ class WorkRecorder(PlacementTracker):
             weight_elements=x.width * y.width,
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
-            frozen=self.rank_pass.adapters is not None,
+            is_frozen=self.rank_pass.adapters is not None,
             experts=rank_share(experts, ep),
             selection_chance=min(1.0, top_k / experts),
             routed_tokens=rank_share(row_count * ep, top_k),
@@ -574,9 +585,11 @@ class WorkRecorder(PlacementTracker):
             k=op.v_dim,
             heads=op.heads,
             kv_heads=getattr(operation.options.get("kv_heads"), "size", 1),
-            dim=op.qk_dim,
-            keys=minimum(key_count, key_limits[0]) if key_limits else key_count,
-            padding=maximum(1, self.rank_pass.sparse_heads / op.heads) if op.selected is not None else 1,
+            key_width=op.qk_dim,
+            keys_per_query=minimum(key_count, key_limits[0]) if key_limits else key_count,
+            head_padding_ratio=maximum(1, self.rank_pass.padded_sparse_heads / op.heads)
+            if op.selected is not None
+            else 1,
         )
 
     @property
@@ -591,11 +604,13 @@ class WorkRecorder(PlacementTracker):
         assert isinstance(op, AttentionCore)
         query_key_pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
-        is_fused_attention = self.rank_pass.fused and op.v_dim == op.qk_dim
+        is_fused_attention = self.rank_pass.fuses_elementwise and op.v_dim == op.qk_dim
         moved_elements = sum(
             self._elements(recorded_value) for recorded_value in operation.ins if recorded_value.rows is op.rows
         )
-        moved_elements += SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fused or op.v_dim == 1 else op.heads)
+        moved_elements += (
+            SCORE_ELEMENTS * query_key_pairs * (1 if self.rank_pass.fuses_elementwise or op.v_dim == 1 else op.heads)
+        )
         key_count = (
             exact_div(query_key_pairs, run_config.batch)
             if run_config.phase == "decode"
@@ -611,8 +626,8 @@ class WorkRecorder(PlacementTracker):
             n=key_count,
             k=op.qk_dim,
             heads=op.heads,
-            dim=op.qk_dim,
-            keys=key_count if op.window is None else minimum(key_count, op.window),
+            key_width=op.qk_dim,
+            keys_per_query=key_count if op.window is None else minimum(key_count, op.window),
         )
 
     def _lower_table(self, operation: Step) -> None:
@@ -658,7 +673,7 @@ class WorkRecorder(PlacementTracker):
         if not self.group:
             self.group_position = self.where, self.repeats
         self.group.append(operation)
-        if not self.rank_pass.fused:
+        if not self.rank_pass.fuses_elementwise:
             self._record_elementwise_group()
 
     def _record_elementwise_group(self) -> None:
@@ -695,9 +710,9 @@ class WorkRecorder(PlacementTracker):
         self.where, self.repeats = self.group_position
         moved_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
-            "elementwise", eager_verb(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
+            "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
         )
-        kernel.times *= 1 if self.rank_pass.fused else eager_repeats(elementwise_group[0])
+        kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_kernel_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats
 
 

@@ -287,4 +287,4 @@ def cuda_runtime_of_gpu(gpu_facts: Mapping[str, Any], allocator_settings: Mappin
     has_expandable_segments = any(
         "expandable_segments:True" in allocator_settings.get(variable_name, "") for variable_name in VARIABLES[1:]
     )
-    return CudaRuntime(workspace, expandable=has_expandable_segments)
+    return CudaRuntime(workspace, has_expandable_segments=has_expandable_segments)

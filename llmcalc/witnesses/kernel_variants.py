@@ -126,7 +126,7 @@ def replace_attention(module: nn.Module, kernel_choices: KernelChoices) -> None:
             causal = getattr(parent_module, "causal", True) and not getattr(parent_module, "cross", False)
             kernels: dict[str, Callable[..., Any]] = {
                 "flash": flash_attention,
-                "sdpa": partial(scaled_dot_product, kernel_choices.capability),
+                "sdpa": partial(scaled_dot_product, kernel_choices.compute_capability),
             }
             submodule.forward = partial(kernels.get(kernel_choices.attention, sdpa_math), causal)
             if getattr(getattr(parent_module, "spec", None), "indexer", None) is not None:

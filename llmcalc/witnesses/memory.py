@@ -139,7 +139,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
     )
     assert isinstance(training, TrainingConfig)
-    training = replace(training, master=False)  # the passes read no master weights
+    training = replace(training, has_master_weights=False)  # the passes read no master weights
     for model_spec in (spec, smaller_spec):
         simulated_bytes = simulate_event_passes(model_spec, training)
         byte_count = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
@@ -162,7 +162,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes by quantity of a run that is not on a GPU."""
     run_setup = configured_run(spec, settings)
-    run_setup = replace(run_setup, choices=replace(run_setup.choices, multiprocessors=0))
+    run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     return (
         simulate_steps(spec, run_setup).named()
         if isinstance(run_setup, TrainingConfig)
@@ -226,11 +226,11 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     dropout_places = {} if spec.dropout is None else spec.dropout.probabilities()
     if (
         isinstance(run_setup, TrainingConfig)
-        and run_setup.choices.attention == "sdpa-math"
+        and run_setup.kernel_choices.attention == "sdpa-math"
         and "attention" in dropout_places
     ):
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
-    if device == "cuda" and run_setup.choices.attention == "flash" and _values_differ_in_size(spec):
+    if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
         return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
@@ -257,13 +257,13 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
 
 def _inference_limits(memory_use: Any, inference_config: InferenceConfig, device: Device) -> Iterator[tuple[bool, str]]:
     yield has_storage_format(memory_use), "quantized weights are not in the reference"
-    yield inference_config.paged, "a paged cache is not in the reference"
-    yield from _kernel_limits(inference_config.choices.attention, inference_config.choices.norm, device)
+    yield inference_config.has_paged_cache, "a paged cache is not in the reference"
+    yield from _kernel_limits(inference_config.kernel_choices.attention, inference_config.kernel_choices.norm, device)
     yield True, ""
 
 
 def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple[bool, str]]:
-    yield training.choices.compiled, "an estimate of torch.compile"
+    yield training.kernel_choices.compiled, "an estimate of torch.compile"
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
     optimizer_record = optimizer(training.optimizer)
@@ -271,16 +271,19 @@ def _training_limits(training: TrainingConfig, device: Device) -> Iterator[tuple
         optimizer_record.build_torch_optimizers is None,
         optimizer_record.not_in_torch or "no optimizer of torch is named in its record",
     )
-    yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
+    yield (
+        training.adapters is not None and training.adapters.base_storage != "none",
+        "a base in 4 bits needs bitsandbytes",
+    )
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"
     yield (
         optimizer_record.reads_values and device == "meta",
         f"{optimizer_record.name} reads values; expected --device cpu",
     )
-    is_library_loss = training.choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
+    is_library_loss = training.kernel_choices.cross_entropy in ("fused", "chunked", "flash", "flash-in-place")
     yield is_library_loss and device == "cuda", "the cross-entropy of a library that is not a part of torch"
-    yield from _kernel_limits(training.choices.attention, training.choices.norm, device)
+    yield from _kernel_limits(training.kernel_choices.attention, training.kernel_choices.norm, device)
     yield True, ""
 
 
@@ -449,7 +452,7 @@ def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
 def simulate_pass(spec: ModelSpec, inference_config: InferenceConfig) -> InferenceBytes:
     """Simulates the memory of a prefill or of a decoding step."""
     inference_replay = replay_inference(spec, inference_config)
-    return InferenceBytes(inference_replay.peak[1].bytes, inference_replay.after)
+    return InferenceBytes(inference_replay.peak[1].bytes, inference_replay.final_bytes)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -510,7 +513,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
     with without_initial_values():
         training_loop = TrainingLoop(spec, training, "cpu")
     training_loop.create_tokens()
-    with torch.no_grad(), kernel_variants.kernel_context(training.choices):
+    with torch.no_grad(), kernel_variants.kernel_context(training.kernel_choices):
         training_loop.loss()  # creates objects that are created once
     with (
         discard_profiler_log(),

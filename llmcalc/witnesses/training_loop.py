@@ -91,7 +91,9 @@ def loss_or_output(
 ) -> Any:
     """Runs a forward pass. Returns the loss, or the output of a model without a language-model head."""
     has_mtp = MTP.name in included_parts
-    model_output = module(ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.capacity)
+    model_output = module(
+        ids, source_input, with_mtp=has_mtp, grouped_experts=True, expert_capacity=kernels.expert_capacity
+    )
     output, logits_ahead = model_output if has_mtp else (model_output, [])
     del model_output
     return kernel_variants.loss_of(module, kernels, output, ids, logits_ahead) if spec.head.type == "lm" else output
@@ -108,16 +110,18 @@ class TrainingLoop:
         self.training: TrainingConfig = training
         self.device: str = device
         self.module: Any = build_reference(spec, training.dtype, device, training.include)
-        kernel_variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
+        kernel_variants.use_kernels(self.module, training.kernel_choices, training.recompute, training.adapters, device)
         self.weights: list[Tensor] = self._parameters_in_order()
         self.updated: list[Tensor] = (
-            [parameter.detach().float() for parameter in self.weights] if training.master else self.weights
+            [parameter.detach().float() for parameter in self.weights] if training.has_master_weights else self.weights
         )
         matrices = layer_matrices(self.module)
         parameters = [
             (tensor, id(weight) in matrices) for tensor, weight in zip(self.updated, self.weights, strict=True)
         ]
-        self.optimizers = build_optimizers(training.optimizer, parameters, training.implementation, training.momentum)
+        self.optimizers = build_optimizers(
+            training.optimizer, parameters, training.implementation, training.has_momentum
+        )
 
     def _parameters_in_order(self) -> list[Tensor]:
         """Returns the trained parameters in the simulation's order.
@@ -157,7 +161,7 @@ class TrainingLoop:
     def micro_batch(self, on_phase: PhaseCallback) -> None:
         """Runs the passes of one micro-batch. on_phase: called after `forward` and `backward`."""
         self.create_tokens()
-        with kernel_variants.kernel_context(self.training.choices):
+        with kernel_variants.kernel_context(self.training.kernel_choices):
             loss = self.loss()
             on_phase("forward", loss)
             loss.backward(torch.ones_like(loss))
@@ -168,7 +172,7 @@ class TrainingLoop:
         """Creates the tokens of a micro-batch."""
         training = self.training
         self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
-        source_length = training.seq if training.source is None else training.source
+        source_length = training.seq if training.source_tokens is None else training.source_tokens
         self.source: Tensor | None = encoder_input(
             self.spec, training.batch, source_length, training.dtype, self.device
         )
@@ -178,17 +182,17 @@ class TrainingLoop:
         training = self.training
         with torch.autocast(self.device, torch.bfloat16) if training.autocast else nullcontext():
             loss: Tensor = loss_or_output(
-                self.spec, self.module, self.ids, self.source, training.choices, training.include
+                self.spec, self.module, self.ids, self.source, training.kernel_choices, training.include
             )
         return loss
 
     def _update_parameters(self) -> None:
-        if self.training.master:
+        if self.training.has_master_weights:
             for updated_copy, weight in zip(self.updated, self.weights, strict=True):
                 updated_copy.grad = None if weight.grad is None else weight.grad.float()
         for torch_optimizer in self.optimizers:
             torch_optimizer.step()
-        if self.training.master:
+        if self.training.has_master_weights:
             with torch.no_grad():
                 for updated_copy, weight in zip(self.updated, self.weights, strict=True):
                     updated_copy.grad = None
@@ -259,13 +263,13 @@ class InferencePasses:
         self.inference: InferenceConfig = inference_config
         self.device: str = device
         self.module: Any = build_reference(spec, inference_config.dtype, device, inference_config.include).eval()
-        kernel_variants.use_kernels(self.module, inference_config.choices, NONE)
+        kernel_variants.use_kernels(self.module, inference_config.kernel_choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.one_pass_model_name else {}
 
     def prefill(self) -> None:
         """Runs the prompt in one pass or in chunks."""
         seq = self.inference.seq
-        chunk_size = seq if self.inference.chunk is None or self.store is None else self.inference.chunk
+        chunk_size = seq if self.inference.chunk_tokens is None or self.store is None else self.inference.chunk_tokens
         for past_tokens in range(0, seq, chunk_size):
             self._run_pass(min(chunk_size, seq - past_tokens), past_tokens, last_only=self.store is not None)
 
@@ -289,18 +293,20 @@ class InferencePasses:
         inference_config = self.inference
         ids, source_input = token_ids(self.spec, inference_config.batch, tokens, self.device), None
         if not past_tokens:
-            input_tokens = inference_config.seq if inference_config.source is None else inference_config.source
+            input_tokens = (
+                inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
+            )
             source_input = encoder_input(
                 self.spec, inference_config.batch, input_tokens, inference_config.dtype, self.device
             )
-        with torch.no_grad(), kernel_variants.kernel_context(inference_config.choices):
+        with torch.no_grad(), kernel_variants.kernel_context(inference_config.kernel_choices):
             self.module(
                 ids,
                 source_input,
                 store=self.store,
                 past=past_tokens,
                 last_only=last_only,
-                mla=inference_config.mla,
+                mla=inference_config.latent_form,
                 grouped_experts=True,
-                expert_capacity=inference_config.choices.capacity,
+                expert_capacity=inference_config.kernel_choices.expert_capacity,
             )

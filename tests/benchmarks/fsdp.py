@@ -25,7 +25,7 @@ TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
 HOW = TrainingConfig(
     seq=8192,
     recompute=recompute_of("full"),
-    choices=KernelChoices("flash", "fused", multiprocessors=132),
+    kernel_choices=KernelChoices("flash", "fused", multiprocessors=132),
     implementation="fused",
 )
 

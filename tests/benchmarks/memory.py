@@ -24,9 +24,9 @@ RUNS = 7
 TARGET, SEQ = "llama3.1-405b", 8192
 
 COMPARED = {
-    "llama3.1-405b": TrainingConfig(batch=1, seq=8192, master=True),
-    "llama3-70b": TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full"), master=True),
-    "qwen3-235b-a22b": TrainingConfig(batch=1, seq=4096, master=True),
+    "llama3.1-405b": TrainingConfig(batch=1, seq=8192, has_master_weights=True),
+    "llama3-70b": TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full"), has_master_weights=True),
+    "qwen3-235b-a22b": TrainingConfig(batch=1, seq=4096, has_master_weights=True),
     "qwen2.5-72b": TrainingConfig(batch=1, seq=4096, optimizer="adamw-8bit"),
 }
 
@@ -38,7 +38,7 @@ def main() -> None:
         [
             lambda: llmcalc.memory(TARGET, "training", seq=SEQ).device.timeline,
             lambda: tensors(spec, training_config),
-            lambda: replay(spec, training_config, WitnessAllocator(), None, HOPPER.workspace),
+            lambda: replay(spec, training_config, WitnessAllocator(), None, HOPPER.workspace_bytes),
         ],
         RUNS,
         time.process_time,
@@ -56,7 +56,7 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
     """The bytes of tensors of all layers, from a run of a few."""
     stacks = layer_stacks(spec, training.recompute.every)
     few = {i: stack.repeats_of_layer_types(RECORDED_REPEATS) for i, stack in enumerate(stacks)}
-    unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace), stacks, list(few))
+    unfolding = RepeatAnalysis(record_training(spec, training, few, HOPPER.workspace_bytes), stacks, list(few))
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
         return unfolding.count_bytes(layers)
@@ -67,9 +67,9 @@ def tensors(spec: ModelSpec, training: TrainingConfig) -> ReplayResult:
 def differences(spec: ModelSpec, training: TrainingConfig) -> str:
     """How far the blocks after a step, the peak of blocks and the segments of a folded run are from a whole run's."""
     device = WitnessAllocator()
-    whole, found = replay(spec, training, device, None, HOPPER.workspace), training_memory(spec, training)
+    whole, found = replay(spec, training, device, None, HOPPER.workspace_bytes), training_memory(spec, training)
     pairs = {
-        "after": (found.after_step_bytes, whole.after + whole.slop_after),
+        "after": (found.after_step_bytes, whole.final_bytes + whole.slop_after),
         "peak": (found.peak_bytes, device.peak_allocated),
         "reserved": (found.reserved_bytes, device.peak_reserved),
     }

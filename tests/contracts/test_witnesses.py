@@ -228,7 +228,7 @@ def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
 
 
 def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
-    term = TENSORS.__class__("CUDA context", 1, "estimate", "", of_runtime=True)
+    term = TENSORS.__class__("CUDA context", 1, "estimate", "", belongs_to_runtime=True)
     assert with_evidence(term, [Evidence("optimizer", "signum")]) == term
 
 

@@ -315,18 +315,18 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> TrainingConfig:
         seq=int(seq),
         microbatches=int(values["--num-microbatches"]),
         dtype="float32" if precision in ("fp32", "autocast") else "bfloat16",
-        master=precision == "bf16-master",
+        has_master_weights=precision == "bf16-master",
         autocast=precision == "autocast",
         optimizer=values["--optimizer"].split()[0],
-        momentum=values["--optimizer"] == "sgd with momentum",
+        has_momentum=values["--optimizer"] == "sgd with momentum",
         implementation=values["--optimizer-impl"],  # type: ignore[arg-type]
         recompute=recompute_of(recompute),
-        choices=KernelChoices(
+        kernel_choices=KernelChoices(
             attention=values["--attn-implementation"],  # type: ignore[arg-type]
             norm=values["--norm"],  # type: ignore[arg-type]
             cross_entropy=values["--cross-entropy"],  # type: ignore[arg-type]
             logits_dtype=None if logits == "default" else logits,
-            capacity=capacity_of(values["--moe"]),
+            expert_capacity=capacity_of(values["--moe"]),
         ),
         adapters=adapters(spec, values["--lora"]),
         include=frozenset() if spec.mtp is None else frozenset({MTP.name}),

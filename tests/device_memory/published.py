@@ -32,7 +32,7 @@ SERVERS = ("infer_kv_bytes", "infer_kv_bytes_per_token", "infer_mem_breakdown")
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
 
-A100 = CudaRuntime(workspace=WORKSPACE, gpu="A100")
+A100 = CudaRuntime(workspace_bytes=WORKSPACE, gpu_name="A100")
 A100_40GB = 40 * GIB
 
 
@@ -117,13 +117,13 @@ def litgpt_run(row: Row) -> TrainingConfig:
     return TrainingConfig(
         batch=row["micro_batch"],
         seq=row["seq_len"],
-        choices=KernelChoices(
+        kernel_choices=KernelChoices(
             attention="flash",
             norm=norm,
             cross_entropy="split",
             loss_chunk=128,
             keeps_logits=True,
-            gelu_by_steps=False,
+            unfused_gelu=False,
             multiprocessors=132,
         ),
         adapters=Adapters(
@@ -131,7 +131,7 @@ def litgpt_run(row: Row) -> TrainingConfig:
             frozenset({"q_proj", "v_proj"}),
             dropout=True,
             dtype=BFLOAT16,
-            base=quantised,  # type: ignore[arg-type]
+            base_storage=quantised,  # type: ignore[arg-type]
             library="litgpt",
             quantized_head=True,
             bitsandbytes="0.41.1",
@@ -165,15 +165,15 @@ def torchtune_run(row: Row) -> TrainingConfig:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         implementation="fused",
-        choices=KernelChoices(
-            attention="flash", compiled=True, cross_entropy="split", gelu_by_steps=False, multiprocessors=132
+        kernel_choices=KernelChoices(
+            attention="flash", compiled=True, cross_entropy="split", unfused_gelu=False, multiprocessors=132
         ),
     )
     if row["techniques"] == "+chunked CE":
         return whole
     assert row["techniques"] == "QLoRA", row["techniques"]
-    adapters = Adapters(64, TORCHTUNE_TARGETS, dtype=BFLOAT16, base="nf4-dq", library="torchtune")
-    return replace(whole, recompute=MODES["full"], offload=True, adapters=adapters)
+    adapters = Adapters(64, TORCHTUNE_TARGETS, dtype=BFLOAT16, base_storage="nf4-dq", library="torchtune")
+    return replace(whole, recompute=MODES["full"], offloads_activations=True, adapters=adapters)
 
 
 def torchtune(row: Row) -> Outcome:
@@ -209,9 +209,9 @@ def qwen_run(row: Row) -> TrainingConfig:
         microbatches=min(2, row["grad_accum"]),  # from the second on all are alike
         recompute=MODES["full-reentrant"],
         autocast=True,
-        torch="2.0",
-        choices=KernelChoices(attention="flash", fused_qkv=True, multiprocessors=132),
-        adapters=Adapters(64, QWEN_TARGETS, dropout=True, copies=copies),
+        torch_version="2.0",
+        kernel_choices=KernelChoices(attention="flash", fused_qkv=True, multiprocessors=132),
+        adapters=Adapters(64, QWEN_TARGETS, dropout=True, copied_modules=copies),
     )
 
 

@@ -18,7 +18,7 @@ __all__ = ["Step", "Steps", "by_torch", "device_of", "replayed"]
 
 def device_of(training: TrainingConfig) -> str:
     """Where torch runs these steps: fused optimizers and autocast on the CPU, some kernels on meta alone."""
-    return models.device_of(training.choices)
+    return models.device_of(training.kernel_choices)
 
 
 def by_torch(spec: ModelSpec, training: TrainingConfig, device: str = "", number: int = 2) -> Steps:

@@ -31,22 +31,24 @@ def test_contexts_are_near_what_processes_used_outside_torch() -> None:
     rows = [json.loads(line) for line in (MEASURED / "contexts.jsonl").read_text().splitlines()]
     for row in rows:
         outside = (row["in_use_gib"] - row["allocated_gib"]) * 2**30 - row["unallocated_mib"] * 2**20
-        assert abs(cuda_runtime_of(load_hardware(row["gpu"])).context / outside - 1) < 0.3, row
+        assert abs(cuda_runtime_of(load_hardware(row["gpu"])).context_bytes / outside - 1) < 0.3, row
     assert len(rows) > 10
 
 
 def test_the_context_of_an_h200_is_near_the_measured_one() -> None:
     runs = [json.loads(line) for line in (MEASURED / "h200" / "transformers.jsonl").read_text().splitlines()]
-    context = cuda_runtime_of(load_hardware("h200")).context
-    assert context == cuda_runtime_of(None).context == HOPPER.context
+    context = cuda_runtime_of(load_hardware("h200")).context_bytes
+    assert context == cuda_runtime_of(None).context_bytes == HOPPER.context_bytes
     assert all(abs(context / run["outside_bytes"] - 1) < 0.04 for run in runs)
 
 
 def test_an_accelerators_file_may_state_its_context() -> None:
     h100 = load_hardware("h100-sxm")
-    assert cuda_runtime_of(h100.model_copy(update={"context_bytes": 2**30})).context == 2**30
+    assert cuda_runtime_of(h100.model_copy(update={"context_bytes": 2**30})).context_bytes == 2**30
     assert (
-        cuda_runtime_of(load_hardware("b300")).context == cuda_runtime_of(load_hardware("b200")).context
+        cuda_runtime_of(load_hardware("b300")).context_bytes == cuda_runtime_of(load_hardware("b200")).context_bytes
     )  # of capability 10
-    assert cuda_runtime_of(h100.model_copy(update={"compute_capability": "6.0"})).context == (384 << 20) * 132 // 80
-    assert cuda_runtime_of(load_hardware("m4-max")).context == 0
+    assert (
+        cuda_runtime_of(h100.model_copy(update={"compute_capability": "6.0"})).context_bytes == (384 << 20) * 132 // 80
+    )
+    assert cuda_runtime_of(load_hardware("m4-max")).context_bytes == 0

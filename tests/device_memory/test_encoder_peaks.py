@@ -52,8 +52,8 @@ def test_the_peak_is_that_of_an_encoder_where_images_are_many() -> None:
     """The encoder runs beside weights and cache: 4096 × 4096 pixels are 85,264 patches (292²)."""
     few: Any = memory(MODEL, seq=100, image="28x56")
     many: Any = memory(MODEL, seq=100, image="4096x4096")
-    assert few.device.peak_at.node != "towers.visual"
-    assert many.device.peak_at.node == "towers.visual"
+    assert few.device.peak_at.module_path != "towers.visual"
+    assert many.device.peak_at.module_path == "towers.visual"
     weights = many.states.parts["weights"]
     assert many.device.by_kind["weights"] == weights
     # at least the residual stream, the norm and the gated network's two inputs of one layer, in bf16

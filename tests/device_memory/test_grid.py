@@ -14,7 +14,7 @@ def things(case: Case) -> set[Thing]:
     """What a case runs."""
     spec = models()[case.model]
     training_config = training(spec, dict(case.values))
-    return of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
+    return of_run(spec, training_config.kernel_choices, training_config.optimizer, training_config.include)
 
 
 def causes(case: Case) -> set[tuple[str, ...]]:

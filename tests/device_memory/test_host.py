@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.device_memory.host import pinned_bytes
+from llmcalc.device_memory.host_memory import pinned_bytes
 
 TRAINING: dict[str, Any] = {"phase": "training", "seq": 512, "precision": "bf16"}
 

@@ -47,7 +47,7 @@ def most(found: ReplayResult, phase: str) -> int:
 
 def replayed(spec: ModelSpec, inference: InferenceConfig) -> Found:
     found = replay_inference(spec, inference)
-    return Found(found.set_up, most(found, "prefill"), most(found, "decode"), found.after)
+    return Found(found.set_up_bytes, most(found, "prefill"), most(found, "decode"), found.final_bytes)
 
 
 def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
@@ -56,7 +56,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
     with default_dtype(getattr(torch, inference.dtype)), torch.device("meta"), mode:
         module: Any = spec.reference()
     made, store, peaks = mode.now, dict[Any, Any](), dict[str, int]()
-    chunk = inference.chunk or inference.seq
+    chunk = inference.chunk_tokens or inference.seq
     passes = [("prefill", min(chunk, inference.seq - past), past) for past in range(0, inference.seq, chunk)]
     if spec.kind != "encoder":
         passes.append(("decode", 1, inference.seq))
@@ -64,7 +64,9 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
         for phase, tokens, past in passes:
             mode.peak = mode.now
             ids = torch.zeros(inference.batch, tokens, dtype=torch.int64, device="meta")
-            source = torch.zeros(inference.batch, inference.source or inference.seq, dtype=torch.int64, device="meta")
+            source = torch.zeros(
+                inference.batch, inference.source_tokens or inference.seq, dtype=torch.int64, device="meta"
+            )
             reads = spec.kind == "encoder-decoder" and not past
             if not reads:
                 del source
@@ -83,7 +85,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig) -> Found:
     ids=lambda p: p.type,
 )
 def test_passes_hold_what_torch_holds(part: Any, chunk: int | None) -> None:
-    spec, inference = around_a_model(part), InferenceConfig(batch=BATCH, seq=7, chunk=chunk)
+    spec, inference = around_a_model(part), InferenceConfig(batch=BATCH, seq=7, chunk_tokens=chunk)
     assert replayed(spec, inference) == by_torch(spec, inference)
 
 
@@ -103,9 +105,11 @@ def test_an_encoder_holds_what_torch_holds() -> None:
 
 WAYS = {
     "prompt": InferenceConfig(seq=48),
-    "chunks": InferenceConfig(batch=2, seq=48, chunk=20),
+    "chunks": InferenceConfig(batch=2, seq=48, chunk_tokens=20),
     "decode": InferenceConfig(phase="decode", batch=2, seq=100),
-    "paged": InferenceConfig(seq=48, paged=True, choices=KernelChoices("flash", "fused"), weights=False),
+    "paged": InferenceConfig(
+        seq=48, has_paged_cache=True, kernel_choices=KernelChoices("flash", "fused"), counts_weights=False
+    ),
 }
 
 
@@ -117,7 +121,7 @@ def test_a_few_layers_say_what_all_do(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["prompt", "decode"])
 def test_both_stacks_of_an_encoder_decoder_are_folded(way: str) -> None:
-    holds_at_every_place(llmcalc.load("t5-v1.1-xl").model, replace(WAYS[way], source=30))
+    holds_at_every_place(llmcalc.load("t5-v1.1-xl").model, replace(WAYS[way], source_tokens=30))
 
 
 def holds_at_every_place(spec: ModelSpec, inference: InferenceConfig) -> None:
@@ -130,10 +134,13 @@ def holds_at_every_place(spec: ModelSpec, inference: InferenceConfig) -> None:
         )
 
     few, whole = extrapolate_layers(run, stacks), highest_pass(run({}))
-    assert (few.set_up, few.after) == (whole.set_up, whole.after)
+    assert (few.set_up_bytes, few.final_bytes) == (whole.set_up_bytes, whole.final_bytes)
     assert few.peaks
     for place, peak in few.peaks.items():
-        assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
+        assert (peak.bytes, peak.bytes_of_all_kinds) == (
+            whole.peaks[place].bytes,
+            whole.peaks[place].bytes_of_all_kinds,
+        ), place
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
@@ -146,19 +153,22 @@ def test_decoding_alone_holds_what_it_holds_after_the_prompt(name: str) -> None:
     assert {p: k.bytes for p, k in alone.peaks.items()} == {
         p: k.bytes for p, k in both.peaks.items() if p.phase == "decode"
     }
-    assert alone.after == both.after
-    assert both.after - both.set_up == kv(spec, 1, 41).bytes
-    assert alone.set_up - both.set_up == kv(spec, 1, 40).bytes
+    assert alone.final_bytes == both.final_bytes
+    assert both.final_bytes - both.set_up_bytes == kv(spec, 1, 41).bytes
+    assert alone.set_up_bytes - both.set_up_bytes == kv(spec, 1, 40).bytes
 
 
 def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = llmcalc.load("smollm2-135m").model
-    for inference_config in (InferenceConfig("prefill", seq=61, chunk=6), InferenceConfig("prefill", seq=60, chunk=6)):
+    for inference_config in (
+        InferenceConfig("prefill", seq=61, chunk_tokens=6),
+        InferenceConfig("prefill", seq=60, chunk_tokens=6),
+    ):
         some = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.setattr(inference, "MOST_CHUNKS", 100)
         every = highest_pass(replay_inference(spec, inference_config))
         monkeypatch.undo()
-        assert some.after == every.after
+        assert some.final_bytes == every.final_bytes
         assert {place: peak.bytes for place, peak in some.peaks.items()} == {
             place: peak.bytes for place, peak in every.peaks.items()
         }
@@ -167,11 +177,17 @@ def test_the_first_and_last_chunks_hold_the_most(monkeypatch: pytest.MonkeyPatch
 def test_flash_attention_reads_pages_in_place() -> None:
     spec = llmcalc.load("smollm2-135m").model
     short, long = (
-        replay_inference(spec, InferenceConfig("decode", seq=seq, paged=True, choices=KernelChoices("flash")))
+        replay_inference(
+            spec, InferenceConfig("decode", seq=seq, has_paged_cache=True, kernel_choices=KernelChoices("flash"))
+        )
         for seq in (64, 4096)
     )
-    assert (short.set_up, short.after, most(short, "decode")) == (long.set_up, long.after, most(long, "decode"))
-    assert all(peak.kinds["cache"] == 0 for peak in long.peaks.values())
+    assert (short.set_up_bytes, short.final_bytes, most(short, "decode")) == (
+        long.set_up_bytes,
+        long.final_bytes,
+        most(long, "decode"),
+    )
+    assert all(peak.bytes_of_all_kinds["cache"] == 0 for peak in long.peaks.values())
 
 
 def test_eager_attention_copies_the_pages_that_it_reads() -> None:
@@ -180,7 +196,9 @@ def test_eager_attention_copies_the_pages_that_it_reads() -> None:
     short, long = (
         max(
             peak.bytes
-            for place, peak in replay_inference(spec, InferenceConfig("decode", seq=seq, paged=True)).peaks.items()
+            for place, peak in replay_inference(
+                spec, InferenceConfig("decode", seq=seq, has_paged_cache=True)
+            ).peaks.items()
             if place == AllocationPlace("decode", 5, "layers.self_attn")
         )
         for seq in (1024, 2048)
@@ -194,7 +212,10 @@ def test_latents_of_a_paged_cache_are_read_in_place() -> None:
     spec, choices = around_a_model(latent), KernelChoices("flash")
     pages, appended = (
         [
-            most(replay_inference(spec, InferenceConfig("decode", seq=n, paged=paged, choices=choices)), "decode")
+            most(
+                replay_inference(spec, InferenceConfig("decode", seq=n, has_paged_cache=paged, kernel_choices=choices)),
+                "decode",
+            )
             for n in (8, 800)
         ]
         for paged in (True, False)
@@ -206,10 +227,10 @@ def test_latents_of_a_paged_cache_are_read_in_place() -> None:
 def test_weights_that_are_stored_in_another_way_do_not_count() -> None:
     spec = llmcalc.load("smollm2-135m").model
     counted, not_counted = (
-        replay_inference(spec, InferenceConfig(seq=32, weights=weights)) for weights in (True, False)
+        replay_inference(spec, InferenceConfig(seq=32, counts_weights=weights)) for weights in (True, False)
     )
-    assert not_counted.set_up == 0
-    assert counted.peak[1].bytes - not_counted.peak[1].bytes == counted.set_up
+    assert not_counted.set_up_bytes == 0
+    assert counted.peak[1].bytes - not_counted.peak[1].bytes == counted.set_up_bytes
 
 
 def test_blocks_of_the_allocator_are_no_less() -> None:
@@ -218,5 +239,5 @@ def test_blocks_of_the_allocator_are_no_less() -> None:
         replay_inference(spec, inference),
         replay_inference(spec, inference, WitnessAllocator(), workspace_bytes=1 << 20),
     )
-    assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved
-    assert blocks.peak[1].kinds["overhead"] == 1 << 20
+    assert exact.peak[1].bytes + (1 << 20) <= blocks.peak[1].bytes <= blocks.reserved_bytes
+    assert blocks.peak[1].bytes_of_all_kinds["overhead"] == 1 << 20

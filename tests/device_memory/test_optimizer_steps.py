@@ -148,7 +148,7 @@ def all_trained(meter: Meter, of: Iterable[Parameter]) -> list[OptimizedParamete
     for one in of:
         tensor = empty(meter, one.shape, DTYPES[one.dtype], is_leaf=True)
         gradient = empty(meter, one.shape, DTYPES[one.dtype])
-        trained.append(OptimizedParameter(tensor, one.matrix, gradient, table=one.table))
+        trained.append(OptimizedParameter(tensor, one.matrix, gradient, is_embedding_table=one.table))
     return trained
 
 
@@ -353,10 +353,10 @@ def test_schedule_free_states_by_hand(name: str, states: int) -> None:
 def test_states_that_the_driver_pages_are_those_of_large_tensors() -> None:
     large, small = Node("model", Linear(1000, 100)), Node("model", Linear(1000, 99))
     for name, per_element in (("paged-adamw", 8), ("paged-adamw-8bit", 2), ("paged-lion", 4), ("paged-lion-8bit", 1)):
-        paged = optimizer(name).paged
+        paged = optimizer(name).paged_bytes
         assert paged is not None
         assert [paged(list(trained_tensors(node))) for node in (large, small)] == [per_element * 100_000, 0]
-    assert optimizer("adamw-8bit").paged is None
+    assert optimizer("adamw-8bit").paged_bytes is None
 
 
 def test_states_that_the_driver_pages_are_no_tensors_of_torchs_allocator() -> None:

@@ -16,6 +16,6 @@ def training_memory(spec: ModelSpec, training: TrainingConfig, runtime: CudaRunt
         lambda layers, workspace: [record_training(spec, training, layers, workspace)],
         runtime,
         (),
-        with_evidence(TENSORS, evidence_of_run(spec, training.choices, training.optimizer)),
+        with_evidence(TENSORS, evidence_of_run(spec, training.kernel_choices, training.optimizer)),
         training.recompute.every,
     )

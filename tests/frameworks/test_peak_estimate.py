@@ -107,5 +107,5 @@ def test_the_last_stage_has_no_table_of_modules_that_do_not_run(framework_name: 
         spec = with_modules.model_copy(update={"mtp": mtp, "decoder": stack})
         run = memory(spec, Settings("training", seq=256, num_microbatches=2))
         cluster = Cluster.with_framework(run, layout, framework_name)
-        bytes_by_kind.append(cluster.rank_memory(layout.rank(pp=1), run.runtime).device.by_kind)
+        bytes_by_kind.append(cluster.rank_memory(layout.rank(pp=1), run.cuda_runtime).device.by_kind)
     assert bytes_by_kind[0] == bytes_by_kind[1]

@@ -57,8 +57,8 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
     for layout in layouts:
         for stage in {0, layout.pp - 1}:
             rank = layout.rank(pp=stage)
-            shared = inference_rank(whole, layout, rank, whole.runtime).device
-            assert shared == inference_rank(memory(spec, settings), layout, rank, whole.runtime).device
+            shared = inference_rank(whole, layout, rank, whole.cuda_runtime).device
+            assert shared == inference_rank(memory(spec, settings), layout, rank, whole.cuda_runtime).device
     passes = 2
     recorded_alone = passes * sum(len({0, layout.pp - 1}) for layout in layouts)
     assert len(whole._recordings) == (recorded_alone - 2 * passes if layers == 40 else recorded_alone)
@@ -66,8 +66,14 @@ def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layer
 
 RUNTIMES = (
     CudaRuntime(),
-    CudaRuntime(workspace=WORKSPACE, context=384 << 20, gpu="V100-32GB", capability=70, multiprocessors=80),
-    CudaRuntime(workspace=0, context=0, gpu="M3-ULTRA"),
+    CudaRuntime(
+        workspace_bytes=WORKSPACE,
+        context_bytes=384 << 20,
+        gpu_name="V100-32GB",
+        compute_capability=70,
+        multiprocessors=80,
+    ),
+    CudaRuntime(workspace_bytes=0, context_bytes=0, gpu_name="M3-ULTRA"),
 )
 """An H100, a GPU with smaller workspaces and other kernels of sdpa, and an accelerator without workspaces."""
 
@@ -83,7 +89,7 @@ def test_accelerators_with_equal_kernels_share_recorded_passes(
     for runtime in RUNTIMES:
         ranks = [shared.rank_memory(rank, runtime) for rank in range(2)]
         with monkeypatch.context() as patches:
-            patches.setattr(estimate, "LARGE_WORKSPACE", runtime.workspace)
+            patches.setattr(estimate, "LARGE_WORKSPACE", runtime.workspace_bytes)
             patches.setattr(RecordedEvents, "with_workspace", lambda events, workspace: events)
             alone = Cluster.with_framework(memory(spec, settings), layout, "torch")
             assert ranks == [alone.rank_memory(rank, runtime) for rank in range(2)]
@@ -101,7 +107,7 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: 
             share = rank_model(spec, layout, rank).chunks
             if layout.pp > 1:
                 own = range(share.layers[0], share.layers[-1] + 1)
-                keep_stage(module, own, share.first, share.last)
+                keep_stage(module, own, share.has_embedding, share.has_head)
             if layout.tp > 1:
                 apply_tensor_parallelism(module, mesh)
             whole = [*module.parameters(), *module.buffers()]
@@ -114,7 +120,9 @@ def by_torch(spec: ModelSpec, inference: InferenceConfig, layout: Layout, rank: 
             for phase, tokens, past in (("prefill", inference.seq, 0), ("decode", 1, inference.seq)):
                 mode.peak = mode.now
                 ids = torch.zeros(inference.batch, tokens, dtype=torch.int64)
-                given = ids if share.first else torch.zeros(inference.batch, tokens, spec.hidden_size, dtype=dtype)
+                given = (
+                    ids if share.has_embedding else torch.zeros(inference.batch, tokens, spec.hidden_size, dtype=dtype)
+                )
                 last = phase == "prefill"
                 out = module(given, None, store=store, past=past, last_only=last, grouped_experts=True)
                 del out, ids, given
@@ -182,7 +190,8 @@ def test_an_encoder_is_not_run_again_where_its_keys_are_cached(name: str) -> Non
 def test_layers_have_their_numbers_in_the_model() -> None:
     cluster = memory_of(tiny(), Layout(pp=2), phase="prefill", seq=64)
     first, last = (
-        {point.node.split(".")[1] for point in one.device.timeline if "." in point.node} for one in cluster.by_rank
+        {point.module_path.split(".")[1] for point in one.device.timeline if "." in point.module_path}
+        for one in cluster.by_rank
     )
     assert (first, last) == ({"0", "1"}, {"2", "3"})
 

@@ -87,7 +87,7 @@ def test_a_step_sends_what_fsdp2_sends(layout: Layout) -> None:
         seen[kind, size] += number
     message_counts: Counter[tuple[str, int]] = Counter()
     for message in communication(LLAMA, layout, MICRO_BATCH, 2, "fsdp2"):
-        message_counts[message.kind, message.bytes] += message.count
+        message_counts[message.collective_kind, message.bytes] += message.count
     assert message_counts == seen
 
 
@@ -97,7 +97,7 @@ def test_fsdp2_gathers_each_layer_twice_and_the_root_once() -> None:
         load_preset("llama3-8b").model, Layout(dp=8, zero=3), Workload(batch=1, seq=8192), 1, "fsdp2"
     )
     counts = {
-        kind: sum(message.count for message in messages if message.kind == kind)
+        kind: sum(message.count for message in messages if message.collective_kind == kind)
         for kind in ("all_gather", "reduce_scatter")
     }
     assert counts == {"all_gather": 2 * 32 + 1, "reduce_scatter": 32 + 1}
@@ -109,7 +109,7 @@ def test_fsdp2_gathers_each_layer_twice_and_the_root_once() -> None:
 def data(spec: ModelSpec, zero: int, framework: str = "deepspeed") -> int:
     """Bytes that a rank sends for gradients and weights in a step of one micro-batch."""
     messages = communication(spec, Layout(dp=4, zero=zero), MICRO_BATCH, 1, framework)  # type: ignore[arg-type]
-    return sum(message.wire_bytes * message.count for message in messages if message.group == "dp")
+    return sum(message.wire_bytes * message.count for message in messages if message.process_group == "dp")
 
 
 def test_zero_sends_what_its_paper_says() -> None:
@@ -142,20 +142,26 @@ def test_experts_are_summed_over_the_ranks_that_hold_the_same() -> None:
     """DeepSeek-V3 on 64 ranks, 32 of which hold different experts: two hold the same ones."""
     spec = load_preset("deepseek-v3").model
     messages = communication(spec, Layout(dp=64, ep=32, zero=1), Workload(batch=1, seq=4096), 1)
-    (experts,) = [message for message in messages if message.group == "expert dp" and message.kind == "reduce_scatter"]
+    (experts,) = [
+        message
+        for message in messages
+        if message.process_group == "expert dp" and message.collective_kind == "reduce_scatter"
+    ]
     assert experts.ranks == 2
     assert experts.bytes == 4 * 58 * (256 // 32) * 3 * 7168 * 2048
-    (rest,) = [message for message in messages if message.group == "dp" and message.kind == "reduce_scatter"]
+    (rest,) = [
+        message for message in messages if message.process_group == "dp" and message.collective_kind == "reduce_scatter"
+    ]
     assert rest.ranks == 64
     assert rest.bytes + 32 * experts.bytes == 4 * spec.tree().total(total_params_of)
-    (sent,) = [message for message in messages if message.group == "ep"]
+    (sent,) = [message for message in messages if message.process_group == "ep"]
     assert sent[:4] == ("ep", 32, "all_to_all", 4096 * 8 * 7168 * 2)
     assert sent.count == 58 * 4  # there and back, in both passes
 
 
 def sends(layout: Layout, batches: int, rank: int) -> int:
     messages = communication(LLAMA_OF_8, layout, MICRO_BATCH, batches, rank=rank)
-    return sum(message.count for message in messages if message.group == "pp")
+    return sum(message.count for message in messages if message.process_group == "pp")
 
 
 LLAMA_OF_8 = LLAMA.model_copy(update={"decoder": LLAMA.main.model_copy(update={"num_hidden_layers": 8})})
@@ -184,7 +190,9 @@ def test_interleaving_sends_more() -> None:
 def test_a_stage_sends_its_part_of_the_tokens() -> None:
     """With sequence parallelism each rank of a tensor group sends its own tokens (Korthikanti 2022, §4.2.3)."""
     for layout, parts in ((Layout(pp=2, tp=4), 1), (Layout(pp=2, tp=4, sequence_parallel=True), 4)):
-        (message,) = [message for message in communication(LLAMA, layout, MICRO_BATCH, 3) if message.group == "pp"]
+        (message,) = [
+            message for message in communication(LLAMA, layout, MICRO_BATCH, 3) if message.process_group == "pp"
+        ]
         assert message == Message("pp", 2, "send", BATCH * SEQ * HIDDEN * 2 // parts, 3)
 
 
@@ -192,17 +200,19 @@ def test_tied_heads_sum_the_gradient_of_the_embedding_over_both_ends() -> None:
     spec = LLAMA_OF_8.model_copy(update={"tie_word_embeddings": True})
     layout = Layout(pp=4, tp=2)
     of_ranks = [communication(spec, layout, MICRO_BATCH, rank=layout.rank(pp=pp)) for pp in range(4)]
-    found = [[message for message in messages if message.group == "embedding"] for messages in of_ranks]
+    found = [[message for message in messages if message.process_group == "embedding"] for messages in of_ranks]
     each = [Message("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
     assert found == [each, [], [], each]
-    assert not [message for message in communication(LLAMA_OF_8, layout, MICRO_BATCH) if message.group == "embedding"]
+    assert not [
+        message for message in communication(LLAMA_OF_8, layout, MICRO_BATCH) if message.process_group == "embedding"
+    ]
 
 
 def test_ranks_of_a_sequence_hold_the_same_weights() -> None:
     """Their gradients are summed with those of the batch's ranks; each passes half of the tokens on."""
     messages = communication(LLAMA, Layout(cp=2, dp=2, tp=2), MICRO_BATCH)
-    assert {message.ranks for message in messages if message.group == "dp"} == {4}
-    assert {message.bytes for message in messages if message.group == "tp"} == {
+    assert {message.ranks for message in messages if message.process_group == "dp"} == {4}
+    assert {message.bytes for message in messages if message.process_group == "tp"} == {
         BATCH * SEQ // 2 * HIDDEN * 2,
         BATCH * SEQ // 2 * 4,
     }

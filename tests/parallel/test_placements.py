@@ -111,7 +111,7 @@ def counted(collectives: list[Collective]) -> Counter[tuple[str, str, int]]:
     """The same from placements."""
     found: Counter[tuple[str, str, int]] = Counter()
     for one in collectives:
-        found["backward" if one.backward else "forward", one.kind, one.bytes] += one.times
+        found["backward" if one.is_backward else "forward", one.collective_kind, one.bytes] += one.repetitions
     return found
 
 
@@ -208,8 +208,8 @@ def per_layer(spec: ModelSpec, layout: Layout, **how: Any) -> Counter[tuple[str,
     """(kind, phase) → how often in one layer."""
     found: Counter[tuple[str, str]] = Counter()
     for one in PlacementTracker(layout, SIGHT, 4, **how).run_program(rank_program(spec, layout)):
-        if one.node.startswith("layers"):
-            found[one.kind, "backward" if one.backward else "forward"] += one.times
+        if one.node_path.startswith("layers"):
+            found[one.collective_kind, "backward" if one.is_backward else "forward"] += one.repetitions
     return Counter({key: n // LAYERS for key, n in found.items()})
 
 
@@ -224,7 +224,9 @@ def test_sequence_parallelism_sends_as_many_bytes() -> None:
         PlacementTracker(layout, SIGHT).run_program(rank_program(LLAMA, layout))
         for layout in (Layout(tp=4), Layout(tp=4, sequence_parallel=True))
     )
-    assert sum(one.wire_bytes * one.times for one in whole) == sum(one.wire_bytes * one.times for one in rows)
+    assert sum(one.wire_bytes * one.repetitions for one in whole) == sum(
+        one.wire_bytes * one.repetitions for one in rows
+    )
     assert per_layer(LLAMA, Layout(tp=4, sequence_parallel=True)) == {
         (kind, phase): 2 for kind in ("all_gather", "reduce_scatter") for phase in ("forward", "backward")
     }
@@ -248,7 +250,9 @@ def test_latent_attention_gathers_its_latents() -> None:
     layout = Layout(tp=4, sequence_parallel=True)
     collectives = PlacementTracker(layout, SIGHT, 1).run_program(rank_program(spec, layout))
     gathered = [
-        one.bytes for one in collectives if one.kind == "all_gather" and not one.backward and "attn" in one.node
+        one.bytes
+        for one in collectives
+        if one.collective_kind == "all_gather" and not one.is_backward and "attn" in one.node_path
     ]
     assert sorted(gathered) == [BATCH * SEQ * width for width in (4, 12, 20)]
 
@@ -282,8 +286,10 @@ def test_a_pooler_gathers_the_tokens_of_all_ranks() -> None:
     """
     spec, layout = around_a_model(Classifier(num_labels=4)), Layout(tp=4, sequence_parallel=True)
     collectives = PlacementTracker(layout, SIGHT).run_program(rank_program(spec, layout))
-    of_pooler = [one for one in collectives if one.node.startswith("pooler")]
-    assert [(one.kind, one.backward, one.bytes) for one in of_pooler] == [("all_gather", False, STREAM // 2)]
+    of_pooler = [one for one in collectives if one.node_path.startswith("pooler")]
+    assert [(one.collective_kind, one.is_backward, one.bytes) for one in of_pooler] == [
+        ("all_gather", False, STREAM // 2)
+    ]
 
 
 def test_parallel_sublayers_read_one_input() -> None:
@@ -303,13 +309,13 @@ def test_a_rank_of_a_divided_sequence_sends_its_own_tokens_to_experts() -> None:
     spec = decoder(feed_forward=MIXTURE)
     layout = Layout(tp=4, dp=4, ep=4, etp=1, sequence_parallel=True)
     collectives = PlacementTracker(layout, SIGHT, 4).run_program(rank_program(spec, layout))
-    assert {one.bytes for one in collectives if one.group == "ep"} == {2 * STREAM // 4}
-    assert not [one for one in collectives if one.group == "etp"]
+    assert {one.bytes for one in collectives if one.process_group == "ep"} == {2 * STREAM // 4}
+    assert not [one for one in collectives if one.process_group == "etp"]
     divided = replace(layout, etp=4)
     gathered = [
         one
         for one in PlacementTracker(divided, SIGHT, 4).run_program(rank_program(spec, divided))
-        if one.group == "etp" and one.kind == "all_gather"
+        if one.process_group == "etp" and one.collective_kind == "all_gather"
     ]
     assert {(one.ranks, one.bytes) for one in gathered} == {(4, 2 * STREAM)}
 

@@ -127,8 +127,8 @@ def expected(spec: ModelSpec, layout: Layout, rank: int) -> Counter[tuple[str, t
     found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
     for one in weight_shards(rank_program(spec, layout, rank)):
         at = layout.coordinates(rank)
-        ranks = layout.expert_shards if one.expert else layout.shards
-        index = (at.edp if one.expert else at.dp * layout.cp + at.cp) % ranks  # replicas of all parts are outermost
+        ranks = layout.expert_shards if one.is_expert else layout.shards
+        index = (at.edp if one.is_expert else at.dp * layout.cp + at.cp) % ranks  # replicas of all parts are outermost
         rows, *rest = one.tensor.shape
         row = torch.Size(rest).numel() * 4
         for path in paths(one):

@@ -26,7 +26,7 @@ from llmcalc.optional import EVERY_PART
 from llmcalc.parallel.layout import ONE_DEVICE, Layout, stages
 from llmcalc.parallel.placements import PlacementTracker
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.rank_program import AxisShard, RankFlow, flat_axes, is_divided, rank_program
+from llmcalc.parallel.rank_program import AxisShard, RankFlow, axes_with_concatenated_parts, is_divided, rank_program
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.workload.run_config import RunConfig
@@ -123,7 +123,10 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
-    return any(isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size for axis in flat_axes(shape))
+    return any(
+        isinstance(axis, AxisShard) and axis.size * axis.degree > axis.full_size
+        for axis in axes_with_concatenated_parts(shape)
+    )
 
 
 def _check_tensor(path: str, whole: tuple[int, ...], ranks: list[tuple[int, ...]], copies: bool) -> None:
@@ -186,9 +189,9 @@ def test_experts_of_all_ranks_are_those_of_the_model(ep: int) -> None:
             continue
         model = weight_shards(rank_program(spec, ONE_DEVICE), EVERY_PART)
         for whole, *parts_of in zip(model, *ranks, strict=True):
-            number = ep if parts_of[0].expert else 1
+            number = ep if parts_of[0].is_expert else 1
             assert [one.elements * number for one in parts_of] == [whole.elements] * ep, name
-            seen += parts_of[0].expert
+            seen += parts_of[0].is_expert
     assert seen > 40
     assert [text for text in refused if not text.startswith(f"--ep {ep}: does not divide num_experts ")] == []
 

@@ -47,7 +47,7 @@ def over_ideal(found: Any) -> float:
 
 
 def words(order: Any) -> str:
-    return " ".join(f"{action.kind}{action.micro_batch}" for action in order)
+    return " ".join(f"{action.pass_kind}{action.micro_batch}" for action in order)
 
 
 # --- published figures ------------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ def test_1f1b_has_its_distance_to_the_end_in_flight(p: int, m: int) -> None:
 def test_1f1b_of_the_paper() -> None:
     """Narayanan 2021, figure 4 (top): four devices, eight micro-batches, numbered from 1 there."""
     found = pipeline(Layout(pp=4), 8)
-    assert words(found.orders[0]) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"
-    assert words(found.orders[3]) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"
+    assert words(found.actions_by_rank[0]) == "F0 F1 F2 F3 B0 F4 B1 F5 B2 F6 B3 F7 B4 B5 B6 B7"
+    assert words(found.actions_by_rank[3]) == "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7"
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 8), (8, 4, 32)])
@@ -92,14 +92,16 @@ def test_interleaving_keeps_more_than_1f1b() -> None:
 
 def test_groups_of_megatron() -> None:
     """The table in schedules.py, `forward_backward_pipelining_with_interleaving`: PP2 N3M5 with VP2."""
-    (first, _) = pipeline(Layout(pp=2, vpp=2), 5, group_size=3).orders
-    forward = [action for action in first if action.kind == "F"]
+    (first, _) = pipeline(Layout(pp=2, vpp=2), 5, group_size=3).actions_by_rank
+    forward = [action for action in first if action.pass_kind == "F"]
     assert [action.micro_batch for action in forward] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
-    assert [action.chunk for action in forward] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    backward = [action for action in first if action.kind == "B"]
-    assert [action.chunk for action in backward] == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0]
-    assert [action.kind for action in first[:6]] == ["F"] * 6  # (2 − 1)·3 + 2·(2 − 0 − 1) = 5 to warm up, then 1F1B
-    assert first[6].kind == "B"
+    assert [action.chunk_index for action in forward] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    backward = [action for action in first if action.pass_kind == "B"]
+    assert [action.chunk_index for action in backward] == [1, 1, 1, 0, 0, 0, 1, 1, 0, 0]
+    assert [action.pass_kind for action in first[:6]] == [
+        "F"
+    ] * 6  # (2 − 1)·3 + 2·(2 − 0 − 1) = 5 to warm up, then 1F1B
+    assert first[6].pass_kind == "B"
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])
@@ -148,7 +150,7 @@ def test_bubbles_stand_in_the_order_of_the_papers() -> None:
 
 def test_without_a_pipeline_one_at_a_time() -> None:
     found = ran(3)
-    assert words(found.pipeline.orders[0]) == "F0 B0 F1 B1 F2 B2"
+    assert words(found.pipeline.actions_by_rank[0]) == "F0 B0 F1 B1 F2 B2"
     assert (found.bubble, found.message_count, found.pipeline.most_in_flight(0)) == (0, 0, 1)
 
 
@@ -171,7 +173,7 @@ def told(actions: Any) -> list[tuple[str, int, int]]:
 
 
 def ours(found: Pipeline, rank: int) -> list[tuple[str, int, int]]:
-    return [(kind, found.stage(rank, chunk), i) for kind, chunk, i, _ in found.orders[rank]]
+    return [(kind, found.stage(rank, chunk), i) for kind, chunk, i, _ in found.actions_by_rank[rank]]
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 2, 10), (4, 3, 4), (3, 4, 12), (4, 2, 3)])
@@ -209,16 +211,16 @@ def test_dualpipe_is_torchs_dualpipev_unfolded(p: int, m: int) -> None:
     for rank in range(p // 2):
         folded = told(schedule._calculate_single_rank_operations(rank))
         here = [(kind, stage == p - 1 - rank, i) for kind, stage, i in folded]
-        there = [(kind, chunk == 1, i - chunk * m // 2) for kind, chunk, i, _ in found.orders[rank]]
+        there = [(kind, chunk == 1, i - chunk * m // 2) for kind, chunk, i, _ in found.actions_by_rank[rank]]
         assert there == here
-        mirrored = [(kind, chunk == 0, i - chunk * m // 2) for kind, chunk, i, _ in found.orders[p - 1 - rank]]
+        mirrored = [(kind, chunk == 0, i - chunk * m // 2) for kind, chunk, i, _ in found.actions_by_rank[p - 1 - rank]]
         assert mirrored == here
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 2), (4, 8), (8, 24)])
 def test_1f1b_is_what_torchs_runs(p: int, m: int) -> None:
     """Schedule1F1B's own loop, with a stage that writes down what it is asked to do."""
-    for rank, order in enumerate(pipeline(Layout(pp=p), m).orders):
+    for rank, order in enumerate(pipeline(Layout(pp=p), m).actions_by_rank):
         stage = MagicMock(stage_index=rank, is_first=rank == 0, is_last=rank == p - 1)
         for get in ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops"):
             getattr(stage, get).return_value = []
@@ -266,16 +268,16 @@ def runs(draw: st.DrawFn) -> Timetable:
 
 def ends(found: Timetable) -> Iterator[tuple[PassAction, int, float, float]]:
     """Every action with its stage and its time."""
-    for rank, spans in enumerate(found.spans):
+    for rank, spans in enumerate(found.spans_by_rank):
         for action, start, end in spans:
-            yield action, found.pipeline.stage(rank, action.chunk), start, end
+            yield action, found.pipeline.stage(rank, action.chunk_index), start, end
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(runs())
 def test_every_micro_batch_passes_every_stage_once_and_in_order(found: Timetable) -> None:
     p = found.pipeline
-    counts = Counter((stage, action.micro_batch, action.kind) for action, stage, _, _ in ends(found))
+    counts = Counter((stage, action.micro_batch, action.pass_kind) for action, stage, _, _ in ends(found))
     assert set(counts.values()) == {1}
     split = {(stage, i) for stage, i, kind in counts if kind == "I"}
     for stage in range(p.stages):
@@ -284,9 +286,9 @@ def test_every_micro_batch_passes_every_stage_once_and_in_order(found: Timetable
             assert {kind for kind in "FBIW" if counts[stage, i, kind]} == {"F"} | backward
     starts, stops = {}, {}
     for action, stage, start, end in ends(found):
-        kind = "B" if action.kind == "I" else action.kind
+        kind = "B" if action.pass_kind == "I" else action.pass_kind
         starts[kind, stage, action.micro_batch], stops[kind, stage, action.micro_batch] = start, end
-    send, last = found.costs.send, p.stages - 1
+    send, last = found.pass_durations.send, p.stages - 1
     for (kind, stage, i), start in starts.items():
         if kind == "F":
             assert stage == 0 or start >= stops["F", stage - 1, i] + send
@@ -309,24 +311,24 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
         assert held.total == peak
         sizes, rest = range(3, 3 + p.chunk_count), [1] * p.chunk_count
         weighed = [
-            sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.weights)
+            sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.awaiting_weights)
             for held in course
         ]
         assert p.peak_in_flight(rank, sizes, rest)[0] == max(weighed)
-        assert all(min(*held.awaiting_backward, *held.weights) >= 0 for held in course)
+        assert all(min(*held.awaiting_backward, *held.awaiting_weights) >= 0 for held in course)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(runs())
 def test_ranks_run_one_thing_at_a_time_and_never_longer_than_one_after_the_other(found: Timetable) -> None:
     work = sum(found.busy_time(rank) for rank in range(found.pipeline.ranks))
-    assert found.time <= work + found.costs.send * found.message_count
-    for rank, spans in enumerate(found.spans):
+    assert found.time <= work + found.pass_durations.send * found.message_count
+    for rank, spans in enumerate(found.spans_by_rank):
         free = 0.0
         for action, start, end in spans:
             assert start >= free
-            free = free if action.overlapped else end
-        assert found.busy_time(rank) == found.busy_time(0) or found.pipeline.two_way
+            free = free if action.is_overlapped else end
+        assert found.busy_time(rank) == found.busy_time(0) or found.pipeline.is_bidirectional
     ways = 2 * found.pipeline.micro_batches * (found.pipeline.stages - 1)
     assert found.message_count == ways * (found.pipeline.ranks > 1)
 

@@ -44,21 +44,21 @@ def test_layers_are_shared_out_with_the_fewest_at_the_ends(layers: int, count: i
 def test_what_is_found_can_be(framework: str) -> None:
     spec = llmcalc.load("mixtral-8x7b").model
     layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named(framework).layouts)
-    assert layout_search.possible
-    assert layout_search.tried_count == len(layout_search.possible) + sum(layout_search.refused.values())
-    for layout, batches in layout_search.possible:
+    assert layout_search.possible_layouts
+    assert layout_search.tried_count == len(layout_search.possible_layouts) + sum(layout_search.refusal_counts.values())
+    for layout, batches in layout_search.possible_layouts:
         assert layout.world == 16
         assert layout.dp * batches == 64
         assert sum(len(stage.layers) for stage in stages(layout, 32)) == 32
-    assert len({layout for layout, _ in layout_search.possible}) == len(layout_search.possible)
+    assert len({layout for layout, _ in layout_search.possible_layouts}) == len(layout_search.possible_layouts)
 
 
 def test_refusals_say_why() -> None:
     spec = llmcalc.load("gpt2-xl").model  # 25 heads
     layout_search = search_layouts(spec, 16, 8, 1, 1024, framework_named("megatron").layouts)
-    assert layout_search.refused[HEADS]
-    assert layout_search.refused[BATCH]  # 16 replicas for 8 sequences
-    assert all(layout.tp == 1 for layout, _ in layout_search.possible)
+    assert layout_search.refusal_counts[HEADS]
+    assert layout_search.refusal_counts[BATCH]  # 16 replicas for 8 sequences
+    assert all(layout.tp == 1 for layout, _ in layout_search.possible_layouts)
 
 
 def test_sizes_that_are_asked_hold() -> None:
@@ -66,40 +66,40 @@ def test_sizes_that_are_asked_hold() -> None:
     layout_search = search_layouts(
         spec, 64, 64, 1, 4096, framework_named("megatron").layouts, layout_request=LayoutRequest(tp=8, vpp=1)
     )
-    assert {(layout.tp, layout.vpp) for layout, _ in layout_search.possible} == {(8, 1)}
-    assert len({layout.pp for layout, _ in layout_search.possible}) > 1
+    assert {(layout.tp, layout.vpp) for layout, _ in layout_search.possible_layouts} == {(8, 1)}
+    assert len({layout.pp for layout, _ in layout_search.possible_layouts}) > 1
 
 
 def test_fsdp2_divides_products_and_tokens() -> None:
     layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 4096, framework_named("fsdp2").layouts)
-    assert {layout.tp: layout.zero for layout, _ in layout_search.possible} == {1: 3, 2: 3, 4: 3, 8: 3}
-    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in layout_search.possible)
+    assert {layout.tp: layout.zero for layout, _ in layout_search.possible_layouts} == {1: 3, 2: 3, 4: 3, 8: 3}
+    assert all(layout.sequence_parallel == (layout.tp > 1) for layout, _ in layout_search.possible_layouts)
 
 
 def test_fsdp2_divides_long_sequences() -> None:
     layout_search = search_layouts(llmcalc.load("llama3-8b").model, 16, 64, 1, 32768, framework_named("fsdp2").layouts)
-    assert {layout.cp for layout, _ in layout_search.possible} == {1, 2, 4, 8, 16}
+    assert {layout.cp for layout, _ in layout_search.possible_layouts} == {1, 2, 4, 8, 16}
 
 
 def test_sizes_that_are_given_are_tried() -> None:
     """Also where they would not be tried by themselves, such as parts of a short sequence; or they are refused."""
     spec = llmcalc.load("llama3-8b").model
     fsdp2, megatron = framework_named("fsdp2").layouts, framework_named("megatron").layouts
-    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 4096, fsdp2).possible} == {1}
-    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2).possible} == {1, 2, 4, 8}
-    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible} == {
-        2
-    }
+    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 4096, fsdp2).possible_layouts} == {1}
+    assert {layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2).possible_layouts} == {1, 2, 4, 8}
+    assert {
+        layout.cp for layout, _ in search_layouts(spec, 16, 64, 1, 8192, fsdp2, LayoutRequest(cp=2)).possible_layouts
+    } == {2}
     assert {
         layout.tp
         for layout, _ in search_layouts(
             spec, 16, 64, 1, 8192, megatron, LayoutRequest(tp=16), devices_per_node=8
-        ).possible
+        ).possible_layouts
     } == {16}
     odd = search_layouts(spec, 16, 64, 1, 8190, fsdp2, LayoutRequest(cp=2))
-    assert (odd.possible, set(odd.refused)) == ([], {SEQUENCE})
+    assert (odd.possible_layouts, set(odd.refusal_counts)) == ([], {SEQUENCE})
     deep = search_layouts(spec, 64, 64, 1, 8192, megatron, LayoutRequest(pp=64))
-    assert (deep.possible, set(deep.refused)) == ([], {LAYERS})
+    assert (deep.possible_layouts, set(deep.refusal_counts)) == ([], {LAYERS})
 
 
 @in_one_test
@@ -119,9 +119,9 @@ def test_a_pipeline_of_torch_takes_as_many_micro_batches_as_it_has_stages() -> N
     layout_search = search_layouts(
         llmcalc.load("llama3-8b").model, 8, 4, 1, 4096, framework_named("torch").layouts, LayoutRequest(schedule="1f1b")
     )
-    assert layout_search.possible
-    assert all(batches >= layout.pp for layout, batches in layout_search.possible)
-    assert layout_search.refused[ROUNDS]
+    assert layout_search.possible_layouts
+    assert all(batches >= layout.pp for layout, batches in layout_search.possible_layouts)
+    assert layout_search.refusal_counts[ROUNDS]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_whatever_is_asked_holds(asked: LayoutRequest, holds: Callable[[Layout],
     layout_search = search_layouts(
         llmcalc.load("llama3-70b").model, 64, 64, 1, 32768, framework_named("megatron").layouts, layout_request=asked
     )
-    assert layout_search.possible
-    assert all(holds(layout) for layout, _ in layout_search.possible)
+    assert layout_search.possible_layouts
+    assert all(holds(layout) for layout, _ in layout_search.possible_layouts)
 
 
 def test_layers_of_stages_are_those_that_are_asked_for() -> None:
@@ -153,11 +153,11 @@ def test_layers_of_stages_are_those_that_are_asked_for() -> None:
         rules, request = framework_named("megatron").layouts, LayoutRequest(pp_layout=sizes)
         return search_layouts(llmcalc.load("llama3-70b").model, 64, 64, 1, 4096, rules, request)
 
-    possible = searched(39, 41).possible
+    possible = searched(39, 41).possible_layouts
     assert {(layout.pp * layout.vpp, layout.pp_layout) for layout, _ in possible} == {(2, (39, 41))}
     refused = searched(40, 41)
-    assert not refused.possible
-    assert set(refused.refused) == {"--pp-layout: 81 layers in all"}
+    assert not refused.possible_layouts
+    assert set(refused.refusal_counts) == {"--pp-layout: 81 layers in all"}
 
 
 def test_groups_that_are_not_tried_are_refused() -> None:
@@ -205,24 +205,27 @@ def test_pipelines_of_fsdp2_are_tried_where_they_are_asked_for() -> None:
     """They keep whole weights from one micro-batch to the next, as torchtitan has it, unless they are asked not to."""
     spec = llmcalc.load("llama3-8b").model
     assert all(
-        layout.pp == 1 for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible
+        layout.pp == 1
+        for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts).possible_layouts
     )
     layout_search = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4))
-    assert {(layout.pp, layout.vpp) for layout, _ in layout_search.possible} == {(4, 1), (4, 2), (4, 4)}
-    assert not any(layout.reshard for layout, _ in layout_search.possible if layout.zero == 3)
+    assert {(layout.pp, layout.vpp) for layout, _ in layout_search.possible_layouts} == {(4, 1), (4, 2), (4, 4)}
+    assert not any(layout.reshard for layout, _ in layout_search.possible_layouts if layout.zero == 3)
     again = search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=4, reshard=True))
-    assert all(layout.reshard for layout, _ in again.possible)
+    assert all(layout.reshard for layout, _ in again.possible_layouts)
     for asked in (LayoutRequest(vpp=2), LayoutRequest(schedule="interleaved")):  # what only a pipeline has asks for one
         assert all(
             layout.pp > 1 < layout.vpp
-            for layout, _ in search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
+            for layout, _ in search_layouts(
+                spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked
+            ).possible_layouts
         )
-        assert search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible
+        assert search_layouts(spec, 16, 64, 1, 4096, framework_named("fsdp2").layouts, asked).possible_layouts
     few = search_layouts(
         spec, 16, 8, 1, 4096, framework_named("fsdp2").layouts, LayoutRequest(pp=8, tp=1, vpp=1)
     )  # four micro-batches for eight stages
-    assert not few.possible
-    assert few.refused[ROUNDS] == 1
+    assert not few.possible_layouts
+    assert few.refusal_counts[ROUNDS] == 1
 
 
 def test_options_that_exclude_each_other_are_a_reason() -> None:
@@ -235,8 +238,8 @@ def test_options_that_exclude_each_other_are_a_reason() -> None:
         framework_named("megatron").layouts,
         layout_request=LayoutRequest(prefetch=2),
     )
-    assert set(layout_search.refused) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
-    assert not layout_search.possible
+    assert set(layout_search.refusal_counts) == {LAYERS, "--prefetch: layers are gathered where weights are divided"}
+    assert not layout_search.possible_layouts
 
 
 def test_the_nearest_layouts_divide_the_tokens() -> None:
@@ -295,20 +298,21 @@ def test_other_errors_are_left_as_they_are() -> None:
 def test_zero_that_divides_nothing_is_refused() -> None:
     spec, rules = llmcalc.load("llama3-8b").model, framework_named("fsdp2").layouts
     layout_search = search_layouts(spec, 8, 8, 1, 2048, rules, LayoutRequest(zero=3))
-    assert {layout.dp for layout, _ in layout_search.possible} == {2, 4, 8}
-    assert layout_search.refused[NO_REPLICAS]
-    assert search_layouts(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible
+    assert {layout.dp for layout, _ in layout_search.possible_layouts} == {2, 4, 8}
+    assert layout_search.refusal_counts[NO_REPLICAS]
+    assert search_layouts(spec, 1, 1, 1, 2048, rules, LayoutRequest(zero=3)).possible_layouts
 
 
 def test_pipelines_are_tried_where_nothing_else_is_possible() -> None:
     """384 devices as tp · dp leave a factor of 3 to replicas, which 2,048 sequences do not have; 12 stages take it."""
     spec, fsdp2 = llmcalc.load("bloom-176b").model, framework_named("fsdp2").layouts
     possible_degrees = {
-        (layout.tp, layout.pp, layout.dp) for layout, _ in search_layouts(spec, 384, 2048, 1, 2048, fsdp2).possible
+        (layout.tp, layout.pp, layout.dp)
+        for layout, _ in search_layouts(spec, 384, 2048, 1, 2048, fsdp2).possible_layouts
     }
     assert (4, 12, 8) in possible_degrees
-    assert {layout.pp for layout, _ in search_layouts(spec, 256, 2048, 1, 2048, fsdp2).possible} == {1}
-    assert search_layouts(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible == []
+    assert {layout.pp for layout, _ in search_layouts(spec, 256, 2048, 1, 2048, fsdp2).possible_layouts} == {1}
+    assert search_layouts(spec, 384, 2048, 1, 2048, framework_named("deepspeed").layouts).possible_layouts == []
 
 
 def test_nearest_layouts_of_a_search_are_those_that_it_tries() -> None:
@@ -325,7 +329,9 @@ def test_deepspeed_has_three_stages_unless_an_option_is_of_a_stage() -> None:
     spec, deepspeed = llmcalc.load("llama3-8b").model, framework_named("deepspeed").layouts
 
     def stages(request: LayoutRequest, devices: int = 8) -> list[int]:
-        return [layout.zero for layout, _ in search_layouts(spec, devices, 8, 1, 2048, deepspeed, request).possible]
+        return [
+            layout.zero for layout, _ in search_layouts(spec, devices, 8, 1, 2048, deepspeed, request).possible_layouts
+        ]
 
     assert stages(LayoutRequest()) == [3, 1, 2]
     assert stages(LayoutRequest(), 1) == [0]

@@ -13,7 +13,7 @@ from llmcalc.costs.flops import flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.parallel.rank_model import RankModel, RankShare, heaviest_rank, rank_model
+from llmcalc.parallel.rank_model import RankModel, SelectedRank, heaviest_rank, rank_model
 from llmcalc.parallel.rank_program import RankFlow
 from llmcalc.parallel.weight_shards import weight_shards
 from llmcalc.symbolic.explain import explain
@@ -109,7 +109,7 @@ def test_products_of_a_tensor_group_are_the_models() -> None:
 def test_sequences_are_divided_evenly() -> None:
     spec = model("llama3-8b")
     run = run_config_of(spec, seq=4096, phase="training")
-    share = RankShare(rank_model(spec, Layout(cp=4), 2), "")
+    share = SelectedRank(rank_model(spec, Layout(cp=4), 2), "")
     assert 4 * flops(share.model, share.run_config(run)).total == flops(spec, run).total
 
 

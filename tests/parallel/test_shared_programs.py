@@ -10,7 +10,7 @@ from llmcalc import load
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.rank_program import RankFlow, cached_rank_program, rank_program, similar_stage
+from llmcalc.parallel.rank_program import RankFlow, cached_rank_program, rank_program, representative_stage
 from llmcalc.parallel.weight_shards import weight_shards
 
 MODEL = "olmoe-1b-7b?num_hidden_layers=4"
@@ -46,10 +46,10 @@ def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:
     for layout in (Layout(pp=3), Layout(tp=2, pp=3, dp=4, ep=4, etp=1)):
         first, middle, last = stages(layout, 9)
         *_, other, _ = stages(Layout(pp=4, pp_layout=(1, 2, 3, 3)), 9)
-        assert similar_stage(spec, other) is similar_stage(spec, middle)
-        assert len({similar_stage(spec, stage) for stage in (first, middle, last)}) == 3
-        shared = cached_rank_program(spec, layout, 0, similar_stage(spec, other))
-        assert shared is cached_rank_program(spec, layout, 0, similar_stage(spec, middle))
+        assert representative_stage(spec, other) is representative_stage(spec, middle)
+        assert len({representative_stage(spec, stage) for stage in (first, middle, last)}) == 3
+        shared = cached_rank_program(spec, layout, 0, representative_stage(spec, other))
+        assert shared is cached_rank_program(spec, layout, 0, representative_stage(spec, middle))
         assert sizes(shared) == sizes(rank_program(spec, layout, 0, other))
 
 

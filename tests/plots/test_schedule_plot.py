@@ -46,13 +46,15 @@ def test_the_picture_says_what_runs(name: str) -> None:
     for rank in range(layout.pp):
         assert f"rank {rank}" in words
         assert f" {found.pipeline.most_in_flight(rank)}" in words
-    kinds = {action.kind for order in found.pipeline.orders for action in order}
+    kinds = {action.pass_kind for order in found.pipeline.actions_by_rank for action in order}
     for kind, meaning in PASSES.items():
         assert (f"{kind} {meaning}" in words) == (palette.PASSES[kind].lower() in text) == (kind in kinds)
     if name != "many":  # there is no room for numbers in its cells
         numbers = [word for word in words if word.isdigit()]
         for i in range(micro_batches):
-            assert numbers.count(str(i)) >= sum(a.micro_batch == i for order in found.pipeline.orders for a in order)
+            assert numbers.count(str(i)) >= sum(
+                a.micro_batch == i for order in found.pipeline.actions_by_rank for a in order
+            )
     assert any(f"idle {found.bubble:.1%}".replace("%", " %") in word for word in words)
     if name == "alone":
         assert figure_bytes(picture(layout, found), "svg").decode() == text  # equal pictures are equal files
@@ -81,8 +83,8 @@ def test_the_terminal_shows_what_runs_and_when(name: str, columns: int) -> None:
     assert (chart.omitted_interval is not None) == ("left out" in out.getvalue()) == (" … " in out.getvalue())
     for number, row in enumerate(table.rows):
         rank, chunk = divmod(number, found.pipeline.chunk_count)
-        spans = [span for span in found.spans[rank] if span.action.chunk == chunk]
-        starts = {f"{a.kind}{a.micro_batch}": round(start * chart.scale) for a, start, _ in spans}
+        spans = [span for span in found.spans_by_rank[rank] if span.action.chunk_index == chunk]
+        starts = {f"{a.pass_kind}{a.micro_batch}": round(start * chart.scale) for a, start, _ in spans}
         for text, window in zip(row.cells[at].split(" … "), chart.windows, strict=True):
             assert len(text) == len(window)
             names = {match.group(): match.start() for match in re.finditer(r"[FBIW]\d+", text)}

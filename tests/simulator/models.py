@@ -148,7 +148,7 @@ def by_torch(
 
 def device_of(choices: KernelChoices) -> str:
     """Where the reference runs with these kernels."""
-    of_gpu = choices.attention == "flash" or (choices.attention == "sdpa" and choices.capability > 0)
+    of_gpu = choices.attention == "flash" or (choices.attention == "sdpa" and choices.compute_capability > 0)
     return "meta" if of_gpu or choices.norm == "fused" else "cpu"
 
 
@@ -176,7 +176,7 @@ def result(
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""
     with_mtp = MTP.name in include
-    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.capacity)
+    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.expert_capacity)
     out, ahead = made if with_mtp else (made, [])
     del made
     return kernel_variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

@@ -90,10 +90,10 @@ def test_recurrent_kernels_run_under_autocast_where_weights_have_its_format() ->
     model = llmcalc.load("qwen3.5-0.8b?decoder.num_hidden_layers=4").model
     adapters = Adapters(4, frozenset({"q_proj", "k_proj"}))
     run = TrainingConfig(1, 64, autocast=True, adapters=adapters)
-    assert replay(model, run).after > 0
-    classes = KernelChoices(like_classes=True)
-    whole = TrainingConfig(1, 64, autocast=True, dtype="float32", choices=classes)
-    assert replay(model, whole).after > replay(model, run).after
+    assert replay(model, run).final_bytes > 0
+    classes = KernelChoices(matches_transformers=True)
+    whole = TrainingConfig(1, 64, autocast=True, dtype="float32", kernel_choices=classes)
+    assert replay(model, whole).final_bytes > replay(model, run).final_bytes
     with pytest.raises(UnsupportedKernel, match="no published kernels under autocast"):
         replay(llmcalc.load("mamba2-130m").model, TrainingConfig(1, 64, autocast=True, dtype="float32"))
 
@@ -126,7 +126,7 @@ def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str)
 @pytest.mark.parametrize("number", [0, 2])
 def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`modules_to_save`: what runs is the copy, which is trained; the original lies beside it."""
-    how = Adapters(3, frozenset({"q_proj"}), copies=frozenset({"embed_tokens", "lm_head"}))
+    how = Adapters(3, frozenset({"q_proj"}), copied_modules=frozenset({"embed_tokens", "lm_head"}))
     freeze = kernel_variants.attach_adapters
 
     def with_copies(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
@@ -161,7 +161,7 @@ LITGPT = {
 def test_a_layer_keeps_what_litgpt_keeps(name: str) -> None:
     """Equal; but that its RMSNorm keeps the reciprocal of a root in bf16, and here it is in fp32: 2 bytes per row."""
     how = Adapters(8, frozenset({"q_proj", "v_proj"}), dropout=True, dtype=BFLOAT16, library="litgpt")
-    choices = KernelChoices("flash", "fused", cross_entropy="split", loss_chunk=128, gelu_by_steps=False)
+    choices = KernelChoices("flash", "fused", cross_entropy="split", loss_chunk=128, unfused_gelu=False)
     few, more = (
         without_values(llmcalc.load(name, num_hidden_layers=n).model, 1, 1044, choices=choices, adapters=how).saved
         for n in (1, 2)
@@ -187,7 +187,7 @@ def test_an_older_bitsandbytes_keeps_the_inputs_of_its_products() -> None:
     assert model.decoder is not None
     layers, h = model.decoder.num_hidden_layers, model.hidden_size
     newest, older = (
-        without_values(model, adapters=Adapters(3, frozenset({"k_proj"}), base="nf4", bitsandbytes=version))
+        without_values(model, adapters=Adapters(3, frozenset({"k_proj"}), base_storage="nf4", bitsandbytes=version))
         for version in ("", "0.41.1")
     )
     inputs = h + h + h + 24
@@ -202,7 +202,9 @@ def test_a_quantised_head_is_stored_in_4_bits() -> None:
     model = spec(2)
     h = model.hidden_size
     usual, narrow = (
-        replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base="nf4", quantized_head=head))).set_up
+        replay(
+            model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base_storage="nf4", quantized_head=head))
+        ).set_up_bytes
         for head in (False, True)
     )
     weights = model.vocab_size * h
@@ -216,14 +218,15 @@ def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() ->
     assert model.decoder is not None
     layers, matrix = model.decoder.num_hidden_layers, 4 * 64 * model.hidden_size
     usual, narrow = (
-        Adapters(3, frozenset({"k_proj"}), base="nf4", quantized_experts=is_quantized) for is_quantized in (False, True)
+        Adapters(3, frozenset({"k_proj"}), base_storage="nf4", quantized_experts=is_quantized)
+        for is_quantized in (False, True)
     )
-    set_up = [replay(model, TrainingConfig(2, 7, adapters=adapters)).set_up for adapters in (usual, narrow)]
+    set_up = [replay(model, TrainingConfig(2, 7, adapters=adapters)).set_up_bytes for adapters in (usual, narrow)]
     assert set_up[0] - set_up[1] == layers * 3 * (2 * matrix - (matrix // 2 + 4 * matrix // 64 + 64))
     kept = [without_values(model, adapters=adapters).live for adapters in (usual, narrow)]
     assert kept[1] - kept[0] == layers * 3 * 2 * matrix
     with pytest.raises(UnsupportedKernel, match="experts in 8 bits"):
-        replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base="int8", quantized_experts=True)))
+        replay(model, TrainingConfig(2, 7, adapters=Adapters(3, ALL, base_storage="int8", quantized_experts=True)))
 
 
 def test_the_closed_form_of_experts_in_4_bits() -> None:
@@ -248,7 +251,9 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
         router = LinearRouter(float32_product=in_float32)
         model = around_a_model(MoE(num_experts=experts, num_experts_per_tok=2, expert=expert, router=router))
         plain, narrow = (
-            replay(model, TrainingConfig(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
+            replay(
+                model, TrainingConfig(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base_storage=base))
+            ).set_up_bytes
             for base in ("none", "nf4")
         )
         weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
@@ -304,7 +309,8 @@ def test_offloading_moves_the_inputs_of_checkpointed_layers() -> None:
     here, away = (
         max(peak.bytes for place, peak in found.peaks.items() if place.phase == "forward")
         for found in (
-            replay(model, TrainingConfig(2, 512, recompute=MODES["full"], offload=move)) for move in (False, True)
+            replay(model, TrainingConfig(2, 512, recompute=MODES["full"], offloads_activations=move))
+            for move in (False, True)
         )
     )
     assert here - away >= (16 - STASH) * 2 * 2 * 512 * model.hidden_size
@@ -316,7 +322,7 @@ def test_an_update_in_the_backward_pass_keeps_one_gradient_at_a_time() -> None:
         replay(model, TrainingConfig(1, 16, implementation="fused", optimizer_in_backward=early))
         for early in (False, True)
     )
-    assert after.after == inside.after
+    assert after.final_bytes == inside.final_bytes
     assert {place.phase for place in inside.peaks} == {"forward", "backward"}
     gradients = 2 * llmcalc.params(model).total
     embedding = 2 * model.vocab_size * model.hidden_size
@@ -342,8 +348,8 @@ def test_compiled_layers_compute_a_gated_activation_again() -> None:
 def test_adamw_before_torch_2_1_makes_two_temporaries(version: str, copies: int) -> None:
     """pytorch#104898: the denominators were a second copy beside the square roots."""
     model = spec(2)
-    found = replay(model, TrainingConfig(2, 7, torch=version))
-    held = found.after + 2 * llmcalc.params(model).total  # the gradients
+    found = replay(model, TrainingConfig(2, 7, torch_version=version))
+    held = found.final_bytes + 2 * llmcalc.params(model).total  # the gradients
     (step,) = [peak.bytes for place, peak in found.peaks.items() if place.phase == "step"]
     assert step == held + copies * 2 * llmcalc.params(model).total
     assert torch.__version__ >= "2.1"

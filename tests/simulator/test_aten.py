@@ -65,7 +65,7 @@ CASES: dict[str, Case] = {
     "div": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, Y),
     "div by a column": Case(lambda t, a, b: t.div(a, b), lambda a, b: a / b, X, COLUMN),
     "by itself": Case(lambda t, a: t.mul(a, a), lambda a: a * a, X),
-    "twice": Case(lambda t, a: t.add(t.scale(a), t.function("silu", a)), lambda a: a * 2 + F.silu(a), X),
+    "twice": Case(lambda t, a: t.add(t.scale(a), t.elementwise_function("silu", a)), lambda a: a * 2 + F.silu(a), X),
     "scale": Case(lambda t, a: t.scale(a), lambda a: a * 3.0, X),
     "add a number": Case(lambda t, a: t.add_number(a), lambda a: a + 1e-5, X),
     "square": Case(lambda t, a: t.square(a), lambda a: a.square(), X),
@@ -79,7 +79,7 @@ CASES: dict[str, Case] = {
     "sqrt": Case(lambda t, a: t.sqrt(a), lambda a: a.sqrt(), X),
     "exp": Case(lambda t, a: t.exp(a), lambda a: a.exp(), X),
     **{
-        name: Case(lambda t, a, name=name: t.function(name, a), lambda a, name=name: getattr(F, name)(a), X)
+        name: Case(lambda t, a, name=name: t.elementwise_function(name, a), lambda a, name=name: getattr(F, name)(a), X)
         for name in ("relu", "sigmoid", "tanh", "silu", "gelu", "softplus")
     },
     "to float": Case(lambda t, a: t.to(a, DTYPES["float32"]), lambda a: a.float(), X),
@@ -103,7 +103,9 @@ CASES: dict[str, Case] = {
     "softmax": Case(lambda t, a: t.softmax(a), lambda a: a.softmax(-1), X),
     "log softmax": Case(lambda t, a: t.log_softmax(a), lambda a: a.log_softmax(-1), X),
     "nll": Case(lambda t, a, i: t.nll_loss(a, i), F.nll_loss, of((6, 8), F32), of((6,), LONG)),
-    "cat": Case(lambda t, a, b: t.function("silu", t.cat([a, b])), lambda a, b: F.silu(torch.cat([a, b], -1)), X, Y),
+    "cat": Case(
+        lambda t, a, b: t.elementwise_function("silu", t.cat([a, b])), lambda a, b: F.silu(torch.cat([a, b], -1)), X, Y
+    ),
     "split": Case(lambda t, a: t.mul(*t.split(t.scale(a), [4, 4])), lambda a: torch.mul(*(a * 2).split(4, -1)), X),
     "split, one part": Case(lambda t, a: t.split(t.scale(a), [4, 4])[0], lambda a: (a * 2).split(4, -1)[0], X),
     "unbind": Case(
@@ -114,7 +116,7 @@ CASES: dict[str, Case] = {
     ),
     "unbind, one": Case(lambda t, a: t.scale(t.unbind(a, 1)[0]), lambda a: a.unbind(1)[0] * 2, of((2, 1, 8))),
     "stack": Case(
-        lambda t, a, b: t.function("silu", t.stack([a, t.scale(b)], 2)),
+        lambda t, a, b: t.elementwise_function("silu", t.stack([a, t.scale(b)], 2)),
         lambda a, b: F.silu(torch.stack([a, b * 2], 2)),
         X,
         Y,
@@ -177,7 +179,7 @@ CASES: dict[str, Case] = {
         of((5, 6)),
     ),
     "product with a part of a matrix by columns": Case(
-        lambda t, a, b: t.function("silu", t.mm(a, t.transpose(t.slice(t.scale(b), 4), 0, 1))),
+        lambda t, a, b: t.elementwise_function("silu", t.mm(a, t.transpose(t.slice(t.scale(b), 4), 0, 1))),
         lambda a, b: F.silu(a @ (b * 2)[:, :4].T),
         of((3, 4)),
         of((5, 6)),
@@ -204,14 +206,16 @@ CASES: dict[str, Case] = {
         Y,
     ),
     "convolution": Case(
-        lambda t, x, w, b: t.function("silu", t.convolution(x, w, b, 9)),
+        lambda t, x, w, b: t.elementwise_function("silu", t.convolution(x, w, b, 9)),
         lambda x, w, b: F.silu(F.conv1d(x, w, b, stride=2, padding=1)),
         of((2, 5, 18)),
         of((8, 5, 3)),
         of((8,)),
     ),
     "convolution of turned rows": Case(
-        lambda t, x, w: t.function("silu", t.transpose(t.convolution(t.transpose(x, 1, 2), w, None, 18), 1, 2)),
+        lambda t, x, w: t.elementwise_function(
+            "silu", t.transpose(t.convolution(t.transpose(x, 1, 2), w, None, 18), 1, 2)
+        ),
         lambda x, w: F.silu(F.conv1d(x.transpose(1, 2), w, None, padding=1, groups=2).transpose(1, 2)),
         of((2, 18, 6)),
         of((8, 3, 3)),

@@ -10,7 +10,7 @@ from llmcalc.components.base import Component
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.simulator.choices import KernelChoices
-from llmcalc.simulator.frame import UnsupportedKernel
+from llmcalc.simulator.module_frame import UnsupportedKernel
 from llmcalc.workload.recompute import MODES
 from tests.builders import with_other_causes
 from tests.contracts.test_parts import around_a_model
@@ -57,7 +57,7 @@ SELECTING = [
 def test_keys_are_selected_from_the_mask_of_visible_keys(name: str) -> None:
     """Also where plain attention adds the mask of the classes of transformers, [batch, 1, queries, keys]."""
     spec = around_a_model(EXAMPLES[name])
-    as_class = without_values(spec, batch=3, choices=KernelChoices(like_classes=True))
+    as_class = without_values(spec, batch=3, choices=KernelChoices(matches_transformers=True))
     assert as_class == without_values(spec, batch=3)
 
 

@@ -26,7 +26,7 @@ EVERYWHERE = Dropout(**dict.fromkeys(Dropout.model_fields, 0.1))
 KERNELS = {
     "eager": EAGER,
     "flash": KernelChoices("flash"),
-    "sdpa": KernelChoices("sdpa", capability=80),
+    "sdpa": KernelChoices("sdpa", compute_capability=80),
 }
 PARTS: tuple[Any, ...] = (
     *Block.examples(),

@@ -106,7 +106,7 @@ def test_slices_of_experts_have_gradients_of_all_experts() -> None:
         without_values(
             decoder(feed_forward=MoE(num_experts=64, num_experts_per_tok=2, expert=expert, expert_loop=True, **fields)),
             seq=1,
-            choices=KernelChoices(like_classes=True),
+            choices=KernelChoices(matches_transformers=True),
         )
         for fields in ({}, {"sliced_experts": True})
     )

@@ -13,7 +13,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
-from llmcalc.simulator.frame import UnsupportedKernel
+from llmcalc.simulator.module_frame import UnsupportedKernel
 from llmcalc.simulator.tensor import BFLOAT16, FLOAT32
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
@@ -52,7 +52,7 @@ def test_a_linear_layer_that_does_not_run_has_an_adapter_too() -> None:
     """Longformer's projection of global tokens, from the hidden size to 4 heads of 8: peft selects it by its name."""
     model = around_a_model(Attention(num_attention_heads=4, head_dim=8, idle_projections=("q_global_proj",)))
     of_one, of_both = (
-        replay(model, TrainingConfig(batch=1, seq=8, adapters=Adapters(4, frozenset(names)))).set_up
+        replay(model, TrainingConfig(batch=1, seq=8, adapters=Adapters(4, frozenset(names)))).set_up_bytes
         for names in (["q_proj"], ["q_proj", "q_global_proj"])
     )
     layers = sum(stack.num_hidden_layers for _, stack in model.stacks())
@@ -64,9 +64,9 @@ def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
 
     Loaded on an H200, Qwen3 0.6B had 64 bytes per matrix beside codes and scales (tests/data/gpu/h200/qlora.jsonl).
     """
-    plain = Adapters(4, frozenset({"q_proj"}), base="nf4")
+    plain = Adapters(4, frozenset({"q_proj"}), base_storage="nf4")
     assert plain.stored_bytes(100, 64) == 3200 + 4 * 16 + 4 * 100
-    double = Adapters(4, frozenset({"q_proj"}), base="nf4-dq")
+    double = Adapters(4, frozenset({"q_proj"}), base_storage="nf4-dq")
     assert double.stored_bytes(100, 64) == 3200 + 4 * 16 + 100 + 4 + 1024 + 4
     assert plain.dtype is FLOAT32
     of_4_bits, of_16 = (without_values(spec(0), adapters=how) for how in (plain, HOW["queries and values"]))
@@ -76,7 +76,7 @@ def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
 
 def test_a_base_in_8_bits_has_a_scale_a_row_and_keeps_the_inputs_of_its_products() -> None:
     """A matrix of 100 × 64: a byte for each number, and 4 for each of 100 rows."""
-    whole, in_8_bits = (Adapters(4, frozenset({"q_proj"}), base=base) for base in ("none", "int8"))
+    whole, in_8_bits = (Adapters(4, frozenset({"q_proj"}), base_storage=base) for base in ("none", "int8"))
     assert in_8_bits.stored_bytes(100, 64) == 6400 + 4 * 100
     plain, quantised = (without_values(spec(0), adapters=how) for how in (whole, in_8_bits))
     assert quantised.live > plain.live  # whole weights save no input for a frozen weight
@@ -91,8 +91,8 @@ def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_
     jamba = llmcalc.load("jamba-v0.1?num_hidden_layers=2").model
     stored = {}
     for base in ("none", "nf4"):
-        run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base=base))  # type: ignore[arg-type]
-        stored[base] = replay(jamba, run).after
+        run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base_storage=base))  # type: ignore[arg-type]
+        stored[base] = replay(jamba, run).final_bytes
     assert stored["nf4"] < stored["none"]
     with pytest.raises(UnsupportedKernel, match="reads this weight itself; expected no adapter"):
         replay(jamba, TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))

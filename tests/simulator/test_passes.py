@@ -16,8 +16,8 @@ from llmcalc.frameworks.ranks import Cluster, RankMemory
 from llmcalc.frameworks.torch import pipeline_replay as rehearsal
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.caching_allocator import (
+    AllocatorStepEncoder,
     CachingAllocator,
-    RequestedBytes,
     play_step_lists,
 )
 from llmcalc.simulator.event_log import FREED, NAMED, STREAMED, TAKEN, Event, EventRecorder
@@ -80,7 +80,7 @@ def test_the_allocator_of_known_events_is_torchs(expandable: bool) -> None:
         events, count = drawn(random)
         device, played = WitnessAllocator(expandable), CachingAllocator(expandable)
         allocated(events, count, device)
-        half, score = len(events) // 2, RequestedBytes(count)
+        half, score = len(events) // 2, AllocatorStepEncoder(count)
         played.play(score.steps(events[:half]), count)
         played.play([(x - 5, n) for x, n in score.steps(events[half:])], count, 5)  # 5 are added again
         assert [getattr(played, name) for name in SUMS] == [getattr(device, name) for name in SUMS]
@@ -93,7 +93,7 @@ def test_pieces_of_a_run_are_played_in_order(expandable: bool) -> None:
     random, events, count = Random(5), list[Event](), 0
     while len(events) < 500:
         events, count = drawn(random)
-    steps = RequestedBytes(count).steps(events)
+    steps = AllocatorStepEncoder(count).steps(events)
     cuts = [0, *sorted(random.sample(range(1, len(steps)), 9)), len(steps)]
     pieces = [([(x - start, n) for x, n in steps[start:end]], start) for start, end in pairwise(cuts)]
     whole_device = CachingAllocator(expandable)
@@ -171,7 +171,9 @@ def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.Monk
 
     def ranks() -> tuple[tuple[RankMemory, ...], list[bool]]:
         cluster = Cluster.with_framework(one, layout, framework)
-        return cluster.by_rank, [known.traces is not None for known in cluster.run.recorded_ranks(one.runtime).values()]
+        return cluster.by_rank, [
+            known.pass_traces is not None for known in cluster.run.recorded_ranks(one.cuda_runtime).values()
+        ]
 
     are_played: list[bool] = []
 

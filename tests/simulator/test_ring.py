@@ -66,7 +66,7 @@ def by_torch(ring: ContextParallelRing, heads_first: bool, monkeypatch: pytest.M
     dist.init_process_group("fake", rank=ring.rank, world_size=ring.ranks, store=FakeStore())
     try:
         group: Any = dist.group.WORLD
-        _attention.set_rotate_method("allgather" if ring.gathers else "alltoall")
+        _attention.set_rotate_method("allgather" if ring.uses_all_gather else "alltoall")
         watch = Followed(device="cpu")
         with watch:
             q, k, v = (_made(heads_first, torch.zeros, torch.bfloat16) for _ in range(3))
@@ -123,14 +123,14 @@ def test_a_ring_holds_what_torch_does(gathers: bool, heads_first: bool, monkeypa
 
 SPEC = llmcalc.load("llama3-8b", num_hidden_layers=4, hidden_size=512, num_attention_heads=8, head_dim=64).model
 
-HOW = TrainingConfig(seq=512, choices=KernelChoices(attention="flash"))
+HOW = TrainingConfig(seq=512, kernel_choices=KernelChoices(attention="flash"))
 
 
 def test_ranks_of_a_sequence_share_parameters_and_tokens() -> None:
     """Of 2 replicas with 4 ranks each: 8 shards, and a quarter of the tokens, whose attention sees all."""
     layout = Layout(dp=2, cp=4, zero=3)
-    assert [sharding_of_rank(HOW, layout, rank).index for rank in range(8)] == list(range(8))
-    assert sharding_of_rank(HOW, layout, 0).shards == 8
+    assert [sharding_of_rank(HOW, layout, rank).shard_index for rank in range(8)] == list(range(8))
+    assert sharding_of_rank(HOW, layout, 0).shard_count == 8
     ring, alone = fsdp_memory(SPEC, HOW, layout), fsdp_memory(SPEC, replace(HOW, seq=128), Layout(dp=8, zero=3))
     assert ring.after_step_bytes == alone.after_step_bytes
     assert alone.exact_bytes <= ring.exact_bytes < fsdp_memory(SPEC, HOW, Layout(dp=8, zero=3)).exact_bytes
@@ -140,14 +140,14 @@ def test_ranks_of_a_sequence_in_a_pipeline() -> None:
     training = replace(HOW, microbatches=4)
     layouts = (Layout(dp=4, pp=2, zero=3, reshard=False), Layout(dp=2, cp=2, pp=2, zero=3, reshard=False))
     alone, ring = (replay_sharded_rank(SPEC, training, layout, 0) for layout in layouts)
-    assert ring.set_up == alone.set_up
+    assert ring.set_up_bytes == alone.set_up_bytes
     assert ring.peak[1].bytes < alone.peak[1].bytes
 
 
 def test_rings() -> None:
     layout = Layout(dp=2, cp=4, zero=3, cp_comm="allgather")
-    assert context_parallel_ring(layout, 6) == ContextParallelRing(4, 2, gathers=True)
-    assert context_parallel_ring(replace(layout, cp_comm="p2p"), 5) == ContextParallelRing(4, 1, gathers=False)
+    assert context_parallel_ring(layout, 6) == ContextParallelRing(4, 2, uses_all_gather=True)
+    assert context_parallel_ring(replace(layout, cp_comm="p2p"), 5) == ContextParallelRing(4, 1, uses_all_gather=False)
     assert context_parallel_ring(Layout(dp=8, zero=3), 3) is None
     assert sequence_tokens_of_rank(layout, 1024) == 256
 
@@ -170,7 +170,7 @@ def test_other_attention_is_refused(name: str, attention: Any) -> None:
     spec = llmcalc.load(name, num_hidden_layers=2).model
     with pytest.raises(UnsupportedKernel, match="--cp 2 takes causal attention without a window in flash kernels"):
         fsdp_memory(
-            spec, TrainingConfig(seq=64, choices=KernelChoices(attention=attention)), Layout(dp=2, cp=2, zero=3)
+            spec, TrainingConfig(seq=64, kernel_choices=KernelChoices(attention=attention)), Layout(dp=2, cp=2, zero=3)
         )
 
 
@@ -180,7 +180,7 @@ def test_a_walk_of_a_ring_is_close_to_its_replay(layout: Layout) -> None:
     settings = Settings(phase="training", seq=4096, attn_implementation="flash")
     one = memory(llmcalc.load("qwen3-0.6b").model, settings)
     device = Cluster.with_framework(one, layout, "fsdp2").device_rank.device
-    bytes = device.exact_bytes + one.runtime.context
+    bytes = device.exact_bytes + one.cuda_runtime.context_bytes
     assert framework_named("fsdp2").estimate(one).largest_rank(layout, 1)[0] == pytest.approx(bytes, rel=0.06)
 
 

@@ -58,11 +58,13 @@ def attention(kv_heads: int, **fields: object) -> ModelSpec:
     return around_a_model(Attention(num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=16, **fields))  # type: ignore[arg-type]
 
 
-@compares(lambda kv_heads, capability: of_run(attention(kv_heads), KernelChoices("sdpa", capability=capability)))
+@compares(
+    lambda kv_heads, capability: of_run(attention(kv_heads), KernelChoices("sdpa", compute_capability=capability))
+)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("capability", [CPU, H100, A100])
 def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> None:
-    choices = KernelChoices("sdpa", capability=capability)
+    choices = KernelChoices("sdpa", compute_capability=capability)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices)
@@ -77,7 +79,7 @@ def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -
     sizes = {"kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     spec, choices = (
         around_a_model(MLA(num_attention_heads=4, indexer=indexer, **sizes)),
-        KernelChoices("sdpa", capability=capability),
+        KernelChoices("sdpa", compute_capability=capability),
     )
     simulated = without_values(spec, choices=choices)
     saved = simulated.saved - (SEEDS if capability == H100 else 0)
@@ -87,7 +89,7 @@ def test_a_selection_of_keys_is_a_mask_that_every_layer_saves(capability: int) -
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
     """Without groups; with them torch's math runs, which has no seeds."""
-    choices = KernelChoices("sdpa", capability=T4)
+    choices = KernelChoices("sdpa", compute_capability=T4)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices, dtype="float16")
@@ -99,9 +101,12 @@ def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
 @pytest.mark.parametrize("capability", [CPU, A100, H100])
 def test_one_key_head_that_a_class_does_not_repeat_runs_math(capability: int) -> None:
     """Falcon 7B: torch's other backends refuse unequal numbers of heads without `enable_gqa`."""
-    choices = KernelChoices("sdpa", capability=capability, like_classes=True)
+    choices = KernelChoices("sdpa", compute_capability=capability, matches_transformers=True)
     broadcast = without_values(attention(1, repeat_kv=False), choices=choices)
-    assert broadcast.saved == without_values(attention(1), choices=KernelChoices("sdpa-math", like_classes=True)).saved
+    assert (
+        broadcast.saved
+        == without_values(attention(1), choices=KernelChoices("sdpa-math", matches_transformers=True)).saved
+    )
     assert broadcast.saved > without_values(attention(1), choices=choices).saved
     with pytest.raises(ValueError, match="repeat_kv: false is for num_key_value_heads = 1"):
         attention(2, repeat_kv=False)
@@ -141,9 +146,9 @@ def test_what_torch_does_not_take_is_refused() -> None:
 
 def test_a_mask_with_a_gradient_runs_the_efficient_kernel() -> None:
     """torch's `check_attn_mask_shape` refuses such a mask to cuDNN, and flash attention takes none."""
-    call = SdpaCall(BFLOAT16, 64, 64, 512, masked=True, trained=True)
+    call = SdpaCall(BFLOAT16, 64, 64, 512, has_mask=True, needs_gradient=True)
     assert sdpa_backend(90, call) == "cudnn"
-    assert sdpa_backend(90, call._replace(mask_trained=True)) == "efficient"
+    assert sdpa_backend(90, call._replace(mask_needs_gradient=True)) == "efficient"
 
 
 def test_a_relative_bias_is_a_mask_only_where_its_class_gives_it() -> None:

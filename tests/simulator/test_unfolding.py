@@ -43,26 +43,30 @@ MODELS = {
 }
 """`windows` has a pattern of two layers."""
 
-PLAIN = TrainingConfig(batch=2, seq=32, master=True)
+PLAIN = TrainingConfig(batch=2, seq=32, has_master_weights=True)
 
 WAYS = {
     "full": replace(PLAIN, recompute=recompute_of("full")),
     "matmuls kept": replace(PLAIN, recompute=recompute_of("attention+matmuls"), optimizer="adamw-8bit"),
     "every other": replace(PLAIN, recompute=recompute_of("every:2")),
     "accumulated": replace(PLAIN, microbatches=3, optimizer="adafactor"),
-    "zeros": replace(PLAIN, keeps_gradients=True, optimizer="sgd", momentum=True),
+    "zeros": replace(PLAIN, keeps_gradients=True, optimizer="sgd", has_momentum=True),
     "sums": replace(PLAIN, gradient_dtype=FLOAT32, optimizer="adafactor", implementation="foreach"),
     "muon": TrainingConfig(seq=32, dtype="float32", autocast=True, optimizer="muon"),
     "adapters": TrainingConfig(seq=32, adapters=Adapters(4, ("q_proj", "v_proj")), implementation="loop"),
     "updated early": TrainingConfig(seq=32, optimizer_in_backward=True, implementation="fused"),
-    "rounded operands": replace(PLAIN, choices=KernelChoices(fake_quantization=FakeQuantization(64)), microbatches=3),
-    "offloaded": TrainingConfig(seq=512, offload=True, choices=KernelChoices("flash", "fused")),
+    "rounded operands": replace(
+        PLAIN, kernel_choices=KernelChoices(fake_quantization=FakeQuantization(64)), microbatches=3
+    ),
+    "offloaded": TrainingConfig(seq=512, offloads_activations=True, kernel_choices=KernelChoices("flash", "fused")),
 }
 
 PASSES = {
     "prompt and a step": InferenceConfig(batch=2, seq=32),
-    "chunks": InferenceConfig(seq=64, chunk=8),
-    "a step": InferenceConfig(phase="decode", seq=32, paged=True, choices=KernelChoices("flash", "fused")),
+    "chunks": InferenceConfig(seq=64, chunk_tokens=8),
+    "a step": InferenceConfig(
+        phase="decode", seq=32, has_paged_cache=True, kernel_choices=KernelChoices("flash", "fused")
+    ),
 }
 
 
@@ -88,11 +92,14 @@ def is_the_run_of_all_layers(
         whole = replay_inference(spec, config, whole_device, None, WORKSPACE)
     assert list(found.peaks) == list(whole.peaks)
     for place, peak in found.peaks.items():
-        assert (peak.bytes, peak.kinds) == (whole.peaks[place].bytes, whole.peaks[place].kinds), place
-    assert (found.set_up, found.after) == (whole.set_up, whole.after)
+        assert (peak.bytes, peak.bytes_of_all_kinds) == (
+            whole.peaks[place].bytes,
+            whole.peaks[place].bytes_of_all_kinds,
+        ), place
+    assert (found.set_up_bytes, found.final_bytes) == (whole.set_up_bytes, whole.final_bytes)
     assert (blocks.slop, blocks.slop_after) == (whole.slop, whole.slop_after)
-    assert blocks.requested + blocks.slop + blocks.free == whole.reserved
-    assert blocks.requested == whole_device.peak_requested
+    assert blocks.requested_bytes + blocks.slop + blocks.free_bytes == whole.reserved_bytes
+    assert blocks.requested_bytes == whole_device.peak_requested
     for name in ("peak_allocated", "peak_reserved"):
         assert getattr(device, name) == getattr(whole_device, name), name
 
@@ -112,7 +119,7 @@ def test_every_way_of_training(way: TrainingConfig) -> None:
 @pytest.mark.parametrize("model", ["dense", "windows", "encoder-decoder"])
 def test_passes_without_gradients(model: str, inference: InferenceConfig) -> None:
     if model != "dense":
-        inference = replace(inference, choices=KernelChoices())  # flash attention takes no bias and no sinks
+        inference = replace(inference, kernel_choices=KernelChoices())  # flash attention takes no bias and no sinks
     is_the_run_of_all_layers(llmcalc.load(MODELS[model]).model, inference)
 
 
@@ -156,7 +163,7 @@ def test_a_name_for_a_storage_of_a_repeat_is_found() -> None:
         RepeatAnalysis(named, stacks, [0])
 
 
-WAITING = replace(PLAIN, seq=512, offload=True, recompute=recompute_of("full"))
+WAITING = replace(PLAIN, seq=512, offloads_activations=True, recompute=recompute_of("full"))
 """Of the last five tensors that were saved, those that are moved stay: here those of more than four layers."""
 
 
@@ -174,8 +181,8 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
     assert asked == [{0: RECORDED_REPEATS}, {}]
     assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
-    assert found.after_step_bytes == whole.after + whole.slop_after
-    assert {(point.phase, point.node): point.bytes for point in found.timeline} == {
+    assert found.after_step_bytes == whole.final_bytes + whole.slop_after
+    assert {(point.phase, point.module_path): point.bytes for point in found.timeline} == {
         (place.phase, node_path(place, layer_stacks(spec))): peak.bytes
         for place, peak in whole.peaks.items()
         if peak.bytes
@@ -214,7 +221,7 @@ def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> No
 # --- many layers ------------------------------------------------------------------------------------------------------
 
 ACCUMULATED = replace(PLAIN, microbatches=4)
-FUSED = TrainingConfig(batch=4, seq=2048, choices=KernelChoices("flash", "fused"), optimizer="adamw-8bit")
+FUSED = TrainingConfig(batch=4, seq=2048, kernel_choices=KernelChoices("flash", "fused"), optimizer="adamw-8bit")
 BOTH = (False, True)
 
 DEEP = [
@@ -232,7 +239,7 @@ DEEPER = [
     ("gpt-oss-20b?num_hidden_layers=66", PLAIN, BOTH),
     *((f"qwen3-0.6b?num_hidden_layers={layers}", WAYS["full"], BOTH) for layers in (61, 100)),
     ("gpt2?num_hidden_layers=65", ACCUMULATED, BOTH),
-    ("llama3.1-405b", TrainingConfig(seq=8192, master=True), BOTH),
+    ("llama3.1-405b", TrainingConfig(seq=8192, has_master_weights=True), BOTH),
     ("llama3-70b", TrainingConfig(batch=2, seq=2048, recompute=recompute_of("full")), BOTH),
     ("qwen3-235b-a22b", FUSED, BOTH),
     ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
@@ -255,7 +262,7 @@ def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
     for _ in range(2):
         run.step()
     for witness in witnesses:
-        runtime = CudaRuntime(WORKSPACE, expandable=witness.expandable_segments)
+        runtime = CudaRuntime(WORKSPACE, has_expandable_segments=witness.expandable_segments)
         found = training_memory(spec, training, runtime)
         assert (found.peak_bytes, found.reserved_bytes) == (witness.peak_allocated, witness.peak_reserved)
         assert found.after_step_bytes == witness.allocated

@@ -57,19 +57,19 @@ NOISE = (1.02, 0.98, 1.0, 1.01, 0.99, 1.03, 0.97, 1.0, 1.02)
 
 def test_a_common_factor_is_found_again() -> None:
     fit = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5))
-    assert fit.refused == ""
-    assert fit.before.median_error == pytest.approx(1 / 3, rel=0.01)
-    assert fit.left_out.median_error < 0.02
-    assert fit.after.median_error < 0.02
-    assert fit.factors == fit.fitted
+    assert fit.refusal_reason == ""
+    assert fit.errors_without_fit.median_error == pytest.approx(1 / 3, rel=0.01)
+    assert fit.left_out_errors.median_error < 0.02
+    assert fit.errors_with_fit.median_error < 0.02
+    assert fit.factors == fit.fitted_factors
 
 
 def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
     fit = measured_with(CalibrationFactors(compute=1.0, memory=1.6))
-    assert fit.refused == ""
-    assert fit.fitted.memory == pytest.approx(1.6, rel=0.1)
-    assert fit.fitted.compute == pytest.approx(1.0, rel=0.15)
-    assert fit.after.median_error < 0.05 < fit.before.median_error
+    assert fit.refusal_reason == ""
+    assert fit.fitted_factors.memory == pytest.approx(1.6, rel=0.1)
+    assert fit.fitted_factors.compute == pytest.approx(1.0, rel=0.15)
+    assert fit.errors_with_fit.median_error < 0.05 < fit.errors_without_fit.median_error
 
 
 def test_rows_that_differ_at_random_change_next_to_nothing() -> None:
@@ -85,7 +85,7 @@ def largest_change(factors: CalibrationFactors) -> float:
 
 def test_estimates_as_near_as_equal_runs_are_left_alone() -> None:
     fit = measured_with(CalibrationFactors(1.02, 1.02, 1.02, 1.02))
-    assert "within 3 % already" in fit.refused
+    assert "within 3 % already" in fit.refusal_reason
     assert fit.factors == UNCHANGED
 
 
@@ -95,7 +95,7 @@ def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
     steps = []
     for spread in (0.0, 0.5, 1.0):
         fit = measured_with(UNCHANGED, [math.exp(0.2 + spread * error) for error in noise])
-        assert fit.refused == ""
+        assert fit.refusal_reason == ""
         assert fit.is_proved
         steps.append(math.log(fit.factors.memory) / 0.2)
     assert steps[0] > 0.98 > steps[1] > steps[2] + 0.1 > 0.5
@@ -108,10 +108,12 @@ def test_three_runs_that_agree_prove_a_factor_and_three_that_do_not_hardly_chang
 
     alike, unlike = of_three((1.5, 1.52, 1.48)), of_three((1.5, 1.05, 1.2))
     assert alike.is_proved
-    assert alike.before.median_error > 0.3
-    assert alike.after.median_error < 0.02
+    assert alike.errors_without_fit.median_error > 0.3
+    assert alike.errors_with_fit.median_error < 0.02
     assert not unlike.is_proved
-    assert unlike.after.median_error == pytest.approx(unlike.before.median_error, rel=calibration.CAUTIOUS)
+    assert unlike.errors_with_fit.median_error == pytest.approx(
+        unlike.errors_without_fit.median_error, rel=calibration.CAUTIOUS
+    )
 
 
 def test_the_score_of_gains_is_student_s() -> None:
@@ -159,8 +161,8 @@ def test_a_fit_that_raises_regret_is_refused() -> None:
         ("fast", 1.0, 1.0, 9.0), ("slow", 2.0, 2.0, 1.0), ("slower", 3.0, 3.0, 3.0)
     )]  # fmt: skip
     fit = calibrate([*runs, *choices])
-    assert fit.before.regret == 0
-    assert fit.refused == "it would raise the regret of the chosen layout"
+    assert fit.errors_without_fit.regret == 0
+    assert fit.refusal_reason == "it would raise the regret of the chosen layout"
 
 
 def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +178,9 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calibration, "fit_factors", counted_fit)
     together = measured_with(CalibrationFactors(1.5, 1.5, 1.5, 1.5), NOISE)
     assert fits == [6] * 3 + [len(PRICERS)]
-    assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
-    assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
-    assert together.refused == alone.refused == ""
+    assert astuple(together.fitted_factors) == pytest.approx(astuple(alone.fitted_factors), rel=0.1)
+    assert together.left_out_errors.median_error == pytest.approx(alone.left_out_errors.median_error, abs=0.03)
+    assert together.refusal_reason == alone.refusal_reason == ""
 
 
 def test_few_rows_are_refused() -> None:
@@ -310,12 +312,12 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
             sample = random.Random(f"{draw} {name}").sample(runs, len(runs))
             fit, others = calibrate(sample[: len(runs) // 2]), sample[len(runs) // 2 :]
             before, after = (
-                ErrorStatistics.from_runs(others, [run.pricer(factors) for run in others]).median_error
+                ErrorStatistics.from_runs(others, [run.estimate_seconds(factors) for run in others]).median_error
                 for factors in (UNCHANGED, fit.factors)
             )
             ratios[name].append(after / before)
-            refused += bool(fit.refused)
-            words = fit.refused or ("fitted" if fit.is_proved else "hardly fitted")
+            refused += bool(fit.refusal_reason)
+            words = fit.refusal_reason or ("fitted" if fit.is_proved else "hardly fitted")
             print(f"{name:28} {before:6.1%} -> {after:6.1%}  {words}")
     draws = list(chain.from_iterable(ratios.values()))
     sources = [median(of_source) for of_source in ratios.values()]

@@ -355,7 +355,8 @@ def most_in_flight(micro_batches: int, **layout: Any) -> list[int]:
 def layers_held(order: Pipeline, rank: int) -> int:
     """Layers of `decoder` on a rank."""
     each = {
-        stage.chunk * order.ranks + stage.rank: len(stage.layers) for stage in stages(Layout(pp=order.ranks), LAYERS)
+        stage.chunk_index * order.ranks + stage.pipeline_rank: len(stage.layers)
+        for stage in stages(Layout(pp=order.ranks), LAYERS)
     }
     return sum(each[order.stage(rank, chunk)] for chunk in range(order.chunk_count))
 

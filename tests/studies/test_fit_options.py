@@ -83,7 +83,7 @@ def test_accelerators_without_products_in_bfloat16_come_last(dtype: str, first: 
     spec = load("qwen3-0.6b?num_hidden_layers=1").model
     run = memory(spec, Settings(phase="inference", seq=256, dtype=dtype))
     accelerators = [load_hardware(name) for name in ("t4", "rtx-4060-ti-16gb")]
-    options = hardware_options(run, accelerators, LayoutRequest(), lambda hardware: run.runtime)
+    options = hardware_options(run, accelerators, LayoutRequest(), lambda hardware: run.cuda_runtime)
     assert options[0].fit.hardware.name == first
 
 
@@ -102,7 +102,7 @@ def test_ranks_of_a_layout_that_does_not_fit_are_not_replayed_beyond_the_fullest
 
     monkeypatch.setattr(Cluster, "_replay", watched)
     accelerator = load_hardware("rtx-3060").model_copy(update={"driver_total": None})
-    (option,) = hardware_options(run, [accelerator], LayoutRequest(pp=2), lambda hardware: run.runtime)
+    (option,) = hardware_options(run, [accelerator], LayoutRequest(pp=2), lambda hardware: run.cuda_runtime)
     assert (option.devices, option.fit.verdict) == (4, "fits")
     assert replayed == {2: 1, 4: 3}
 

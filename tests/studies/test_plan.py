@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.schedule_formulas import bubble_fraction
 from llmcalc.parallel.search import LayoutSearch, search_layouts
-from llmcalc.simulator.effort import EFFORT, CountedWork, WorkBudget
+from llmcalc.simulator.simulated_work import EFFORT, CountedWork, WorkBudget
 from llmcalc.studies import fit_devices
 from llmcalc.studies.layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory
 from llmcalc.studies.layout_replays import LayoutReplays, LayoutRun, ReplayedLayout, ReplayTask
@@ -74,7 +74,7 @@ def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, m
 def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str, framework: str) -> None:
     spec = load(model).model
     estimates = LayoutEstimates(memory(spec, Settings(phase="training", seq=128)), framework_of(framework))
-    layouts = search_layouts(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
+    layouts = search_layouts(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible_layouts
     assert layouts
     for recompute in ("", "full"):
         estimate = estimates.with_recompute(recompute).estimates_as_configured
@@ -90,7 +90,7 @@ def test_a_run_needs_at_least_what_its_micro_batches_in_flight_save(model: str) 
     estimate = LayoutEstimates(
         memory(spec, Settings(phase="training", seq=128)), framework_of("megatron")
     ).estimates_as_configured
-    layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible
+    layouts = search_layouts(spec, 16, 64, 1, 128, framework_of("megatron").layouts).possible_layouts
     larger = 0
     for layout, number in sorted(layouts, key=lambda run: -run[0].pp):
         least = estimate.least_bytes(layout, number)

@@ -178,11 +178,11 @@ def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> 
     spec = llmcalc.load("mixtral-8x7b").model
     never = expected_range(1.0, phase, device, stack, spec, untested_reason="drafted tokens")
     tested = expected_range(1.0, phase, device, stack, spec)
-    assert never.tested is None
-    assert tested.tested is not None
+    assert never.tested_class is None
+    assert tested.tested_class is not None
     assert never.low <= tested.low < tested.high <= never.high
     under_load = expected_range(1.0, phase, device, stack, spec, burst_seconds=2.0)
-    assert (under_load.tested == tested.tested) == (phase != "prefill")
+    assert (under_load.tested_class == tested.tested_class) == (phase != "prefill")
 
 
 def test_rules_stand_beside_the_estimate(run: Any) -> None:

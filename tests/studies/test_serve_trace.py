@@ -72,7 +72,7 @@ def test_lines_of_json_are_the_same_trace(trace: Any) -> None:
     lines = [json.dumps({"arrival": float(a), "input": int(i), "output": o}) for a, i, o in rows]
     assert read_trace(trace("\n".join(lines), "trace.jsonl")) == read_trace(trace(text))
     shuffled = "\n".join(["output,arrival,input", "7,35ms,2k", "9,0.01s,1", ""])
-    assert [(r.arrival, r.input, r.output) for r in read_trace(trace(shuffled))] == [
+    assert [(r.arrival_seconds, r.input_tokens, r.output_tokens) for r in read_trace(trace(shuffled))] == [
         (0.0, 1, 9), (pytest.approx(0.025), 2048, 7),
     ]  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_modules_of_multi_token_prediction_draft() -> None:
     ratio = plain.result.chosen.point.load.tpot / drafted.result.chosen.point.load.tpot
     assert 1 < ratio < 1.8  # at most the tokens of a step, less the pass of the module
     server = drafted.result.servers[0]
-    assert server.replica.batch_pass(8, 1024).parts["draft"] > 0
+    assert server.replica.batch_pass(8, 1024).seconds_by_part["draft"] > 0
     assert server.kv_tokens < plain.result.servers[0].kv_tokens
 
 

@@ -420,7 +420,7 @@ def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option
     stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, mem_fraction_static=0.85, **words)
     (server,) = stated.result.servers
     assert server.flags["mem_fraction_static"] == 0.85
-    assert stated.result.chosen.point.tpot.untested == "experts on 32 ranks"
+    assert stated.result.chosen.point.tpot.untested_reason == "experts on 32 ranks"
     (command,) = [note for note in stated.report().tables[0].notes if note.startswith("each replica starts with")]
     assert command.endswith("--mem-fraction-static 0.85 --moe-a2a-backend deepep")
     with pytest.raises(InputError, match="--mem-fraction-static: vLLM has no such flag; expected --engine sglang"):

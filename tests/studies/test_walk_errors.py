@@ -46,8 +46,8 @@ def test_with_one_round_of_micro_batches_one_stage_of_a_rank_has_whole_gradients
     layout = Layout(pp=4, vpp=4, dp=16, zero=3, reshard=False, schedule="interleaved")
     run = memory(load("olmoe-1b-7b").model, Settings("training", seq=512, num_microbatches=4))
     walked = framework_named("fsdp2").estimate(run).peaks_by_stage(layout, 4)[stage]
-    replayed = Cluster.with_framework(run, layout, "fsdp2").rank_memory(layout.rank(pp=stage), run.runtime).device
-    assert walked == pytest.approx(replayed.peak_bytes + run.runtime.context, rel=0.1)
+    replayed = Cluster.with_framework(run, layout, "fsdp2").rank_memory(layout.rank(pp=stage), run.cuda_runtime).device
+    assert walked == pytest.approx(replayed.peak_bytes + run.cuda_runtime.context_bytes, rel=0.1)
 
 
 def test_one_of_three_dense_layers_is_walked_alone() -> None:
@@ -55,5 +55,5 @@ def test_one_of_three_dense_layers_is_walked_alone() -> None:
     run = memory(load("deepseek-v3").model, Settings("training", seq=2048, num_microbatches=16))
     layout = Layout(tp=2, pp=31, ep=64, etp=1, dp=32, sequence_parallel=True, zero=1, pp_layout=(1, *(2,) * 30))
     walked = framework_named("megatron").estimate(run).peaks_by_stage(layout, 16)[0]
-    replayed = Cluster.with_framework(run, layout, "megatron").rank_memory(0, run.runtime).device.device_bytes
+    replayed = Cluster.with_framework(run, layout, "megatron").rank_memory(0, run.cuda_runtime).device.device_bytes
     assert replayed == pytest.approx(walked, rel=0.1)

@@ -34,9 +34,9 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.stack import (
     ADAMW_STATE_BYTES,
+    with_16_bit_adapters,
     with_attention,
     with_loss,
-    with_narrow_adapters,
     with_norms,
     with_optimizer,
     with_overlap,
@@ -381,7 +381,7 @@ class KernelChoices(NamedTuple):
         """Returns the stack with these kernels."""
         stack = with_norms(with_loss(stack, self.cross_entropy or None), self.norm or None)
         stack = with_optimizer(stack, self.state_bytes, is_stepwise=self.is_stepwise)
-        return with_narrow_adapters(stack) if self.has_narrow_adapters else stack
+        return with_16_bit_adapters(stack) if self.has_narrow_adapters else stack
 
 
 @cache
@@ -524,7 +524,7 @@ def _replica(
     factors: CalibrationFactors,
 ) -> Replica:
     """A replica. Rows with other loads share it, and what it has computed of prompts."""
-    stack = factors.stack(_stack(software, requests.input + requests.output))
+    stack = factors.stack(_stack(software, requests.input_tokens + requests.output_tokens))
     return Replica(
         spec_of(model), factors.device(device_of_row(hardware, "")), stack, requests, layout, formats, STEP_TOKENS
     )
@@ -538,7 +538,7 @@ def _load(concurrency: float, *key: Any) -> LoadLatencies:
 @cache
 def _load_at_rate(rate: float, sequences: int, *key: Any) -> LoadLatencies:
     """The load of requests that arrive at a rate. sequences: most of them at a time (`--max-num-seqs`)."""
-    replica = replace(_replica(*key), remaining_step=0.5)
+    replica = replace(_replica(*key), waited_step_share=0.5)
     point = Server(LayoutSizes(), None, None, replica, None, sequences).point_at_rate(rate)
     if point is None:
         raise NotAsked("requests that arrive faster than the estimated server completes them")
@@ -660,11 +660,11 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     if measure == "throughput":
         return full_seconds(row)
     layout, formats, spec, device, stack = (
-        replica.layout, replica.formats, replica.spec, replica.device, replica.stack
+        replica.layout, replica.number_formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
     if row.set in WIDE_PASSES and not (row.set == "llamacpp_r9700" and "/vulkan" in row.id):
         stack = stack.model_copy(update={"prompt_batch": 2048})
-    input_tokens, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
+    input_tokens, output, load = replica.requests.input_tokens, replica.requests.output_tokens, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":
         return 1 / load_of(row, factors).output_tokens_per_second

@@ -150,7 +150,7 @@ def calibrations(scores: Iterable[Score]) -> list[Calibration]:
     for score in scores:
         row = score.row
         expected = measured.range_of(row, score.seconds)
-        tested = expected.tested
+        tested = expected.tested_class
         if tested is None or tested.stack == "new" or row.kind == measured_rows.DEBUGGED:
             continue
         if _has_two_classes(row):

@@ -13,7 +13,7 @@ from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
-from llmcalc.timing.batching import Replica, RequestSizes, seconds_beside_prompts
+from llmcalc.timing.batching import Replica, RequestSizes, seconds_added_to_prompt_step
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.stack import find_stack
@@ -48,7 +48,7 @@ def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None
     assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
     assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, has_server_delay=True).seconds
     assert load.end_to_end_seconds == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
-    assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end_seconds, rel=1e-12)
+    assert load.output_tokens_per_second == pytest.approx(requests.output_tokens / load.end_to_end_seconds, rel=1e-12)
 
 
 def test_long_prompts_run_in_chunks() -> None:
@@ -124,14 +124,16 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.latencies(concurrency), server.decoding_pass(concurrency)
-    prompt_step = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # a prompt of one step
+    prompt_step = server.prompt_seconds + (
+        seconds_added_to_prompt_step(token_pass) if mixed else 0.0
+    )  # a prompt of one step
     prompt = prompt_step + 2 * token_pass.seconds  # p: the step that runs, and the one that vLLM has planned after it
     further = 1023 * token_pass.seconds
     others = load.end_to_end_seconds - prompt - further
     assert others > 0
     assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
-    saved = token_pass.seconds - seconds_beside_prompts(token_pass) if mixed else 0.0
+    saved = token_pass.seconds - seconds_added_to_prompt_step(token_pass) if mixed else 0.0
     of_each = (server.prompts_pass(at_once).seconds - saved) / at_once
     wait = (concurrency - 1 + at_once - 1) / 2 * of_each
     assert load.ttft_of_burst - prompt_step == pytest.approx(max(load.ttft - prompt_step, wait), rel=1e-9)
@@ -152,10 +154,10 @@ def test_a_request_waits_for_the_steps_that_are_planned(stack: Any, layout: Layo
     """Beside one long answer, whose own prompt is too rare to count."""
     server = replica(requests=RequestSizes(1024, 100_000), stack=stack, layout=layout)
     token_pass = server.decoding_pass(2)
-    prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if stack.mixed_steps else 0.0)
+    prompt = server.prompt_seconds + (seconds_added_to_prompt_step(token_pass) if stack.mixed_steps else 0.0)
     assert (server.latencies(2).ttft - prompt) / token_pass.seconds == pytest.approx(steps, rel=0.01)
     assert server.latencies(1).ttft == server.prompt_seconds
-    spread = replace(server, remaining_step=0.5)  # arrivals at any time find half of the running step
+    spread = replace(server, waited_step_share=0.5)  # arrivals at any time find half of the running step
     earlier = (server.latencies(2).ttft - spread.latencies(2).ttft) / token_pass.seconds
     assert earlier == pytest.approx(0.5 / layout.pp, rel=0.01)
 
@@ -170,18 +172,18 @@ def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> No
 
 def test_a_step_with_a_prompt_reads_weights_once() -> None:
     token_pass = replica().decoding_pass(32)
-    assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds
+    assert 0 < seconds_added_to_prompt_step(token_pass) < token_pass.seconds
     apart = replica(stack=VLLM.model_copy(update={"mixed_steps": False}))
     assert apart.latencies(64).end_to_end_seconds > replica().latencies(64).end_to_end_seconds
     assert apart.latencies(1) == replica().latencies(1)
 
 
 def test_cached_prompts_and_narrow_caches_are_faster() -> None:
-    cached = replica(requests=RequestSizes(1024, 1024, cached=512)).latencies(64)
+    cached = replica(requests=RequestSizes(1024, 1024, cached_tokens=512)).latencies(64)
     whole = replica().latencies(64)
     assert cached.ttft < whole.ttft
     assert cached.output_tokens_per_second > whole.output_tokens_per_second
-    narrow = replica(formats=NumberFormats(cache_bits=8)).latencies(64)
+    narrow = replica(number_formats=NumberFormats(cache_bits=8)).latencies(64)
     assert narrow.output_tokens_per_second > whole.output_tokens_per_second
 
 
@@ -219,5 +221,5 @@ def test_the_busiest_rank_takes_longer() -> None:
 def test_gathered_tokens_in_the_products_format_are_fewer_bytes() -> None:
     gathers = VLLM.model_copy(update={"most_gathering_ranks": 0})
     casts = gathers.model_copy(update={"gathers_casts": True})
-    server = replica("attention of each rank", formats=NumberFormats("fp8", 8, 8))
+    server = replica("attention of each rank", number_formats=NumberFormats("fp8", 8, 8))
     assert replace(server, stack=casts).prompts_pass(1).seconds < replace(server, stack=gathers).prompts_pass(1).seconds

@@ -35,7 +35,7 @@ from llmcalc.timing.inference import rank_pass
 from llmcalc.timing.kernels import LayerMessage, RankPass
 from llmcalc.timing.stack import find_stack
 from llmcalc.timing.time_estimator import NumberFormats, TimeEstimator, _copies_per_domain
-from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_ranks
+from llmcalc.timing.time_ranges import MEASURED_EXPERT_RANKS, untested_layout_text
 from llmcalc.timing.timing_constants import time_stacks
 from llmcalc.timing.work_recorder import ROW_COPIES, rank_work
 from llmcalc.workload.rows import ExpertGroups
@@ -195,13 +195,15 @@ def test_wide_expert_parallelism_of_servers_exchanges_a_rank_s_share_of_the_rows
     """Up to 8 replicas gather tokens; of 16, a rank gets as many rows as it sends: 16 tokens to 8 experts each."""
     layout = Layout(dp=replicas, ep=replicas, etp=1)
     work = rank_work(load_preset("qwen3-30b-a3b").model, rank_pass(time_stacks()[stack], layout, 16, 1, 64, "decode"))
-    kinds = {message.collective.kind for message in work.messages if message.collective.group == "ep"}
+    kinds = {
+        message.collective.collective_kind for message in work.messages if message.collective.process_group == "ep"
+    }
     expected_kinds = {1: set(), 8: {"all_gather", "reduce_scatter"}, 16: {"all_to_all"}}
     assert kinds == expected_kinds[replicas]
     rows = 16 * 8 * (8 if replicas == 8 else 1)
     moved = {kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "permutation"}
     assert moved == {ROW_COPIES * rows * 2048}
-    assert untested_ranks(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
+    assert untested_layout_text(time_stacks()[stack], layout) == ("experts on 16 ranks" if replicas == 16 else "")
 
 
 def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
@@ -211,7 +213,7 @@ def test_experts_on_more_ranks_than_any_measured_server_are_untested() -> None:
 
 def test_messages_of_a_model_have_its_router_s_groups() -> None:
     messages = rank_work(load_preset("deepseek-v3").model, RankPass(1, 256, ep=2, etp=1)).messages
-    assert {message.groups for message in messages if message.collective.group == "ep"} == {OF_DEEPSEEK}
+    assert {message.expert_groups for message in messages if message.collective.process_group == "ep"} == {OF_DEEPSEEK}
 
 
 def test_groups_cost_no_parameters_and_no_flops_and_no_memory() -> None:

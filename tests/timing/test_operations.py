@@ -113,9 +113,9 @@ def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
     work = rank_work(load(preset).model, StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     for backward in (False, True):
         counted = sum(
-            kernel.times * stack.kernels.get(kernel.verb, kernel.launches)[backward]
+            kernel.runs_per_layer * stack.kernels.get(kernel.verb, kernel.launches)[backward]
             for kernel in work.kernels
-            if kernel.layer == 0
+            if kernel.layer_kind_index == 0
         )
         measured = (many[backward] - few[backward]) / 2
         assert counted == pytest.approx(measured, rel=TOLERANCES.get(preset, 0.08)), (counted, measured)

@@ -55,10 +55,10 @@ def stacks_of(phase: str) -> list[TimeStack]:
 def faster(device: Device) -> Iterator[tuple[str, Device]]:
     """The device with one figure more: its name, and the device."""
     for factor in (1.1, 4.0):
-        for name in ("bandwidth", "link", "nic"):
+        for name in ("memory_bandwidth", "link_bandwidth", "network_bandwidth"):
             yield name, replace(device, **{name: getattr(device, name) * factor})
-        for dtype, peak in device.peaks.items():
-            yield f"{dtype} peak", replace(device, peaks={**device.peaks, dtype: factor * peak})
+        for dtype, peak in device.peak_rates.items():
+            yield f"{dtype} peak", replace(device, peak_rates={**device.peak_rates, dtype: factor * peak})
 
 
 def check_faster(seconds: Callable[[Device], float], device: Device) -> None:
@@ -89,7 +89,7 @@ def drawn_plan(draw: random.Random) -> StepPlan:
 
 def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan) -> None:
     step = training_step(spec, device, stack, plan)
-    assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
+    assert sum(step.seconds_by_part.values()) == pytest.approx(step.seconds, rel=1e-12)
     check_faster(lambda better: float(training_step(spec, better, stack, plan).seconds), device)
     longer = replace(plan, micro_batches=2 * plan.micro_batches)
     assert step.seconds < training_step(spec, device, stack, longer).seconds
@@ -98,7 +98,7 @@ def check_step(spec: ModelSpec, device: Device, stack: TimeStack, plan: StepPlan
 def check_passes(replica: Replica, context: int, batch: int) -> None:
     """context: tokens in the cache, or of a prompt. batch: sequences whose token is computed on better devices."""
     spec, device, stack = replica.spec, replica.device, replica.stack
-    layout, formats = replica.layout, replica.formats
+    layout, formats = replica.layout, replica.number_formats
 
     def token(size: int, device: Device) -> float:
         return float(decode(spec, device, stack, size, context, layout, formats).seconds)

@@ -29,7 +29,7 @@ def exchange_seconds(stack: TimeStack, zero: int, dtype: str = "bf16") -> float:
     """Seconds of the gradients and weights of a step on 32 devices that nothing hides."""
     layout = Layout(dp=32, zero=zero)  # type: ignore[arg-type]
     plan = StepPlan.from_layout(layout, 1, 2, 2048, dtype=dtype)
-    return float(training_step(LLAMA, A100, stack, plan).parts["data"])
+    return float(training_step(LLAMA, A100, stack, plan).seconds_by_part["data"])
 
 
 @pytest.mark.parametrize(

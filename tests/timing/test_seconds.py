@@ -52,7 +52,7 @@ def simulated_seconds(layout: Layout, micro_batches: int, forward: Sequence[floa
     last_stage, progress = order.stages - 1, True
     while progress:
         progress = False
-        for rank, actions in enumerate(order.orders):
+        for rank, actions in enumerate(order.actions_by_rank):
             while position[rank] < len(actions):
                 kind, chunk, batch, _ = actions[position[rank]]
                 stage = order.stage(rank, chunk)
@@ -106,7 +106,7 @@ def test_pipelines_take_as_long_as_their_orders(layout: Layout) -> None:
 def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
     def bubble(schedule: Any) -> float:
         plan = StepPlan.from_layout(Layout(pp=4, schedule=schedule), 1, 16, 4096)
-        return float(training_step(llama(), h100(), MEGATRON, plan).parts["bubble"])
+        return float(training_step(llama(), h100(), MEGATRON, plan).seconds_by_part["bubble"])
 
     assert bubble("zb-h1") < 0.5 * bubble("1f1b")
     assert bubble("dualpipe") < bubble("1f1b")
@@ -118,7 +118,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
     def bubble(micro_batches: int, vpp: int = 1, stack: str = "megatron", tp: int = 1) -> float:
         layout = Layout(pp=2, vpp=vpp, tp=tp, schedule="interleaved" if vpp > 1 else "1f1b")
         plan = StepPlan.from_layout(layout, 1, micro_batches, 4096)
-        return float(training_step(llama(), h100(), time_stacks()[stack], plan).parts["bubble"])
+        return float(training_step(llama(), h100(), time_stacks()[stack], plan).seconds_by_part["bubble"])
 
     hop = 2 * 4096 * 4096 / (450e9 * 0.75) + 1e-5
     assert bubble(9) - bubble(8) == pytest.approx(2 * hop)
@@ -155,13 +155,13 @@ def test_layers_of_stages_are_exact() -> None:
 
 def test_parts_and_lines_add_up() -> None:
     step = training_step(llama(), h100(), MEGATRON, StepPlan.from_layout(Layout(tp=2, dp=4, zero=1), 1, 8, 4096))
-    assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
-    assert step.timed_pass.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
+    assert sum(step.seconds_by_part.values()) == pytest.approx(step.seconds, rel=1e-12)
+    assert step.timed_pass.seconds * 8 == pytest.approx(step.seconds_by_part["work"], rel=1e-12)
     for answer in (
         decode(llama(), h100(), VLLM, 8, 1000),
         prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, has_server_delay=True),
     ):
-        assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
+        assert sum(answer.seconds_by_part.values()) == pytest.approx(answer.seconds, rel=1e-12)
 
 
 def test_a_scalar_equals_its_column() -> None:
@@ -189,10 +189,10 @@ def test_more_hardware_is_never_slower() -> None:
     seconds = training_step(llama(), device, MEGATRON, plan).seconds
     token = decode(llama(), device, VLLM, 8, 1000, Layout(tp=2)).seconds
     doubled: tuple[dict[str, Any], ...] = (
-        {"bandwidth": 2 * device.bandwidth},
-        {"link": 2 * device.link},
-        {"nic": 2 * device.nic},
-        {"peaks": {name: 2 * peak for name, peak in device.peaks.items()}},
+        {"memory_bandwidth": 2 * device.memory_bandwidth},
+        {"link_bandwidth": 2 * device.link_bandwidth},
+        {"network_bandwidth": 2 * device.network_bandwidth},
+        {"peak_rates": {name: 2 * peak for name, peak in device.peak_rates.items()}},
     )
     for change in doubled:
         faster = replace(device, **change)
@@ -250,8 +250,10 @@ def test_quantized_weights_and_caches_are_read_faster() -> None:
     def token(**formats: Any) -> float:
         return float(decode(llama(), h100(), VLLM, 64, 4096, formats=NumberFormats(**formats)).seconds)
 
-    assert token(dtype="fp8", weight_bits=8, cache_bits=8) < token(dtype="fp8", weight_bits=8) < token()
-    assert token(dtype="quantized", weight_bits=4.5) < token()
+    assert (
+        token(product_format="fp8", weight_bits=8, cache_bits=8) < token(product_format="fp8", weight_bits=8) < token()
+    )
+    assert token(product_format="quantized", weight_bits=4.5) < token()
 
 
 def test_products_of_a_token_compute_a_tile_of_rows() -> None:
@@ -261,7 +263,7 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
     def product_compute(stack: str, batch: int, dtype: str = "bf16") -> float:
         work = rank_work(llama(), RankPass(batch, 1, 100, "decode"))
         operations = time_pass(work, device, find_stack(stack), NumberFormats(dtype)).operations
-        return float(sum(line.compute * line.times for line in operations if line.kind == "product"))
+        return float(sum(line.compute * line.runs_per_layer for line in operations if line.kind == "product"))
 
     assert product_compute("vllm", 1) == pytest.approx(product_compute("vllm", 64), rel=1e-12)
     assert product_compute("vllm", 128) == pytest.approx(2 * product_compute("vllm", 1), rel=1e-12)
@@ -344,9 +346,9 @@ def test_tokens_of_eager_pytorch_have_a_class_of_their_own() -> None:
     eager, captured = (
         expected_range(1.0, "decode", h100(), find_stack(name), llama()) for name in ("transformers", "gpt-fast")
     )
-    assert eager.tested is not None
-    assert captured.tested is not None
-    assert (eager.tested.eager, captured.tested.eager) == (True, False)
+    assert eager.tested_class is not None
+    assert captured.tested_class is not None
+    assert (eager.tested_class.eager, captured.tested_class.eager) == (True, False)
     assert eager.high / eager.low > 1.3 * captured.high / captured.low
 
 
@@ -398,7 +400,7 @@ def test_ranks_of_a_zero_group_update_their_shards_alone() -> None:
 
     def update(**sizes: Any) -> float:
         plan = StepPlan.from_layout(Layout(dp=8, **sizes), 1, 1, 1024)
-        return float(training_step(llama(), h100(), MEGATRON, plan).parts["update"])
+        return float(training_step(llama(), h100(), MEGATRON, plan).seconds_by_part["update"])
 
     states = MEGATRON.optimizer_bytes
     assert update(zero=1) / update() == pytest.approx((states / 8 + 8) / (states + 8))
@@ -411,7 +413,7 @@ def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
     def data(zero: int, micro_batches: int) -> float:
         layout = Layout(dp=64, zero=zero)  # type: ignore[arg-type]
         plan = StepPlan.from_layout(layout, 1, micro_batches, 1024)
-        return float(training_step(llama(), h100(), MEGATRON, plan).parts["data"])
+        return float(training_step(llama(), h100(), MEGATRON, plan).seconds_by_part["data"])
 
     assert data(1, 1) == pytest.approx(data(1, 16), rel=1e-12)
     assert data(2, 16) > 4 * data(2, 1) > 0
@@ -419,11 +421,13 @@ def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
 
 def test_ranks_of_a_context_are_neighbours_in_the_group_of_gradients() -> None:
     """Gradients of dp · cp ranks leave a domain once, and those of an expert once for each of its replicas."""
-    slow, fast = (replace(h100(), nic=rate) for rate in (1e9, 1e11))
+    slow, fast = (replace(h100(), network_bandwidth=rate) for rate in (1e9, 1e11))
 
     def data(device: Device, spec: ModelSpec | None = None, **sizes: int) -> float:
         return float(
-            training_step(spec or llama(), device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).parts["data"]
+            training_step(spec or llama(), device, MEGATRON, StepPlan(zero=1, seq=1024, **sizes)).seconds_by_part[
+                "data"
+            ]
         )
 
     assert data(slow, dp=4, cp=2) == data(fast, dp=4, cp=2) > 0
@@ -451,9 +455,9 @@ def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
     short, long = (training_step(llama(), h100(), stack, StepPlan(micro_batch=1, seq=seq)) for seq in (64, 16384))
     layers = rank_work(llama(), StepPlan(micro_batch=1, seq=64).rank_pass(stack))
     launches = sum(
-        kernel.times * sum(stack.kernels.get(kernel.verb, kernel.launches))
+        kernel.runs_per_layer * sum(stack.kernels.get(kernel.verb, kernel.launches))
         for kernel in layers.kernels
-        if kernel.layer == 0
+        if kernel.layer_kind_index == 0
     )
     assert short.slowest_seconds == pytest.approx(32 * launches * stack.host_kernel, rel=0.05)
     captured = stack.model_copy(update={"host_kernel": 0.0})
@@ -528,15 +532,16 @@ def test_an_mi325x_reaches_the_rates_that_amd_measured() -> None:
 def test_geforce_cards_reach_the_half_of_their_rate_that_sums_in_float32_leave() -> None:
     geforce, workstation = (device_of(load_hardware(name)) for name in ("rtx-4090", "rtx-6000-ada"))
     shares = {
-        format_name: geforce.product_rate(format_name) / geforce.peaks[format_name] for format_name in ("bf16", "fp8")
+        format_name: geforce.product_rate(format_name) / geforce.peak_rates[format_name]
+        for format_name in ("bf16", "fp8")
     }
     assert shares == {"bf16": geforce.generation.float32_sums, "fp8": 2 * geforce.generation.products["fp8"]}
     assert geforce.product_rate("bf16", sums_in_16_bits=True) == 2 * geforce.generation.products["bf16"] * 165.2e12
     assert workstation.product_rate("bf16") == pytest.approx(
-        workstation.peaks["bf16"] * workstation.generation.products["bf16"]
+        workstation.peak_rates["bf16"] * workstation.generation.products["bf16"]
     )
     attention_rates = [
-        1 / device.attention_seconds(1.0, inf, 128) / device.peaks["bf16"] for device in (geforce, workstation)
+        1 / device.attention_seconds(1.0, inf, 128) / device.peak_rates["bf16"] for device in (geforce, workstation)
     ]
     assert attention_rates == pytest.approx([2 * geforce.generation.attention[0], geforce.generation.attention[0]])
 
@@ -546,7 +551,7 @@ def test_messages_that_a_stack_does_not_hide() -> None:
     plan = StepPlan.from_layout(Layout(dp=64, zero=1), 1, 1, 4096)
     stack = find_stack("nanotron")
     seconds = {
-        name: training_step(llama(), h100(), stack.model_copy(update=update), plan).parts["data"]
+        name: training_step(llama(), h100(), stack.model_copy(update=update), plan).seconds_by_part["data"]
         for name, update in {
             "nanotron": {},
             "scattered": {"reduces_all": False},
@@ -566,9 +571,9 @@ def test_frozen_weights_take_less() -> None:
     adapted = training_step(
         llama(), h100(), MEGATRON, replace(plan, adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))
     )
-    assert 0.6 < adapted.parts["work"] / weights.parts["work"] < 0.8
-    assert adapted.parts["update"] < 0.01 * weights.parts["update"]
-    assert adapted.parts["data"] < 0.1 * weights.parts["data"]
+    assert 0.6 < adapted.seconds_by_part["work"] / weights.seconds_by_part["work"] < 0.8
+    assert adapted.seconds_by_part["update"] < 0.01 * weights.seconds_by_part["update"]
+    assert adapted.seconds_by_part["data"] < 0.1 * weights.seconds_by_part["data"]
 
 
 # --- narrow formats, recurrences, experts -----------------------------------------------------------------------------
@@ -586,10 +591,10 @@ def test_operands_of_narrow_products_are_cast_by_kernels_of_their_own() -> None:
     assert not casts["bf16"]
     down = [line for line in casts["fp8"] if line.path == "layers.mlp.down_proj"]
     # 4 bytes of each of 4,096 · 14,336 inputs, and of each of 4,096 · 4,096 gradients of the output
-    assert [line.backward for line in down] == [False, True]
+    assert [line.is_backward for line in down] == [False, True]
     for line, width in zip(down, (14_336, 4096), strict=True):
-        assert line.memory == pytest.approx(4 * 4096 * width / (device.bandwidth * device.generation.memory))
-    paths = [line.path for line in casts["fp8"] if not line.backward]
+        assert line.memory == pytest.approx(4 * 4096 * width / (device.memory_bandwidth * device.generation.memory))
+    paths = [line.path for line in casts["fp8"] if not line.is_backward]
     assert "layers.mlp.up_proj" not in paths  # the input of gate_proj, which is cast once
 
 
@@ -627,7 +632,7 @@ def test_a_recurrence_has_the_rate_of_its_own_kernels() -> None:
         for line in time_pass(work, device, MEGATRON, NumberFormats()).operations
         if line.path == "layers.mamba.scan"
     )
-    rate = device.peaks["bf16"] * device.generation.scan
+    rate = device.peak_rates["bf16"] * device.generation.scan
     assert (forward.compute, backward.compute) == pytest.approx([flops / rate for flops in scan.flops])
 
 
@@ -736,12 +741,14 @@ def test_each_expert_waits_for_its_own_weights() -> None:
             rank_work(mixtral, RankPass(seq=4096, phase="training")), device, stack, NumberFormats()
         ).operations
         return {
-            backward: sum(float(line.seconds) for line in lines if line.kind == "experts" and line.backward is backward)
+            backward: sum(
+                float(line.seconds) for line in lines if line.kind == "experts" and line.is_backward is backward
+            )
             for backward in (False, True)
         }
 
     separate, fused = seconds(MEGATRON), seconds(MEGATRON.model_copy(update={"separate_experts": False}))
-    rate = device.bandwidth * device.generation.memory
+    rate = device.memory_bandwidth * device.generation.memory
     assert separate[False] - fused[False] == pytest.approx(2 * experts / rate, rel=1e-6)
     assert separate[True] - fused[True] == pytest.approx((2 + 8) * experts / rate, rel=1e-6)
     in_16_bits = MEGATRON.model_copy(update={"gradient_bytes": 2.0})
@@ -753,11 +760,11 @@ def test_recomputed_modules_take_their_forward_seconds_again() -> None:
     plan = StepPlan(micro_batches=1)
 
     def work_seconds(**options: Any) -> float:
-        return float(training_step(spec, device, MEGATRON, replace(plan, **options)).parts["work"])
+        return float(training_step(spec, device, MEGATRON, replace(plan, **options)).seconds_by_part["work"])
 
     nodes = {name: work_seconds(recompute_nodes=frozenset({name})) - work_seconds() for name in ("mlp", "self_attn")}
     lines = time_pass(rank_work(spec, plan.rank_pass(MEGATRON)), device, MEGATRON, NumberFormats()).operations
-    forward = sum(line.times * line.seconds for line in lines if ".mlp" in line.path and not line.backward)
+    forward = sum(line.runs_per_layer * line.seconds for line in lines if ".mlp" in line.path and not line.is_backward)
     assert nodes["mlp"] == pytest.approx(32 * forward)
     core = work_seconds(recompute_nodes=frozenset({"self_attn.core"})) - work_seconds()
     assert core == pytest.approx(work_seconds(recompute_core=True) - work_seconds())
@@ -774,7 +781,7 @@ def test_a_link_carries_all_but_the_part_of_a_rank(collective: str, share: float
     """Within a domain of four ranks; an all-reduce carries it twice, and a message between two ranks is whole."""
     device = device_of(find_hardware("h100-sxm"))
     once, twice = (device.message_seconds(collective, 4, size) for size in (1e9, 2e9))
-    assert twice - once == pytest.approx(share * 1e9 / (device.link * device.link_share))
+    assert twice - once == pytest.approx(share * 1e9 / (device.link_bandwidth * device.link_share))
 
 
 @pytest.mark.parametrize(("ranks", "links"), [(2, 1), (4, 3), (8, 7)])
@@ -809,7 +816,7 @@ class TestMessagesOverPciExpress:
     def test_the_faster_of_two_protocols_sends(self) -> None:
         """LL has short steps and half of the rate, Simple 5.7 microseconds a step; four ranks take six steps."""
         device = device_of(find_hardware("l40s"))
-        rate = device.link * device.link_share
+        rate = device.link_bandwidth * device.link_share
         small, large = (device.message_seconds("all_reduce", 4, size) for size in (1e4, 1e7))
         assert small == pytest.approx(2 * 1.5 * 1e4 / rate + 6.6e-6 + 6 * 1.0e-6)
         assert large == pytest.approx(1.5 * 1e7 / rate + 8.4e-6 + 6 * 5.7e-6)
@@ -846,24 +853,26 @@ class TestHostAndProductsOfServers:
 
     def test_host_beside_the_device(self) -> None:
         earlier, ahead = (decode(llama(), h100(), stack, 1, 1024) for stack in (find_stack("vllm-2025"), VLLM))
-        assert earlier.parts["host"] == VLLM.host_step > 0
-        assert ahead.parts["host"] == 0
+        assert earlier.seconds_by_part["host"] == VLLM.host_step > 0
+        assert ahead.seconds_by_part["host"] == 0
         assert ahead.seconds < earlier.seconds
         slow_host = VLLM.model_copy(update={"host_step": 1.0})
         assert decode(llama(), h100(), slow_host, 1, 1024).seconds == pytest.approx(1.0)
-        assert decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).parts["host"] == VLLM.host_step  # not overlapped
+        assert (
+            decode(llama(), h100(), VLLM, 1, 1024, Layout(pp=2)).seconds_by_part["host"] == VLLM.host_step
+        )  # not overlapped
 
     def test_sglang_hides_the_host_since_its_kernels_of_2026(self) -> None:
         engine, _ = engine_and_version("sglang")
         stack_names = [engine.software_stack((0, 5, number)) for number in (9, 10, 14)]
         assert stack_names == ["sglang-2025", "sglang-0510", "sglang"]
         earlier, _, ahead = (decode(llama(), h100(), find_stack(name), 1, 1024) for name in stack_names)
-        assert earlier.parts["host"] == find_stack("sglang").host_step > 0
-        assert ahead.parts["host"] == 0
+        assert earlier.seconds_by_part["host"] == find_stack("sglang").host_step > 0
+        assert ahead.seconds_by_part["host"] == 0
 
     def test_llama_cpp_samples_each_sequence_on_the_host(self) -> None:
         stack = find_stack("llamacpp")
-        host_seconds = [decode(llama(), h100(), stack, users, 1024).parts["host"] for users in (1, 32)]
+        host_seconds = [decode(llama(), h100(), stack, users, 1024).seconds_by_part["host"] for users in (1, 32)]
         assert host_seconds == pytest.approx([3e-4, 3e-4 + 31 * 2.4e-4])
 
     def test_llama_cpp_reads_quantized_weights_before_it_multiplies(self) -> None:
@@ -911,7 +920,9 @@ class TestHostAndProductsOfServers:
         def expert_memory(tokens: int) -> float:
             work = rank_work(spec, RankPass(1, tokens, 0, "prefill"))
             lines = time_pass(work, device, stack, NumberFormats("quantized", 4.25)).operations
-            return float(sum(line.memory * line.times for line in lines if line.kind == "experts" and not line.compute))
+            return float(
+                sum(line.memory * line.runs_per_layer for line in lines if line.kind == "experts" and not line.compute)
+            )
 
         assert expert_memory(2048) == pytest.approx(4 * expert_memory(512))
 
@@ -941,7 +952,7 @@ class TestHostAndProductsOfServers:
         without = {name: wait for name, wait in stack.product_wait.items() if name != "quantized"}
         stack_without = stack.model_copy(update={"product_wait": without})
         seconds, seconds_without = (
-            float(decode(llama(), h100(), server, 1, 8, formats=quantized).parts["kernels"])
+            float(decode(llama(), h100(), server, 1, 8, formats=quantized).seconds_by_part["kernels"])
             for server in (stack, stack_without)
         )
         assert 4e-6 <= stack.product_wait["quantized"] <= 8e-6
@@ -987,11 +998,16 @@ def test_piecewise_graphs_launch_short_prompts() -> None:
     model = load_preset("qwen3-0.6b").model
     for stack_name, captured in (("vllm", True), ("vllm-2025", True), ("vllm-2024", False)):
         stack = find_stack(stack_name)
-        short, long = (float(prefill(model, h100(), stack, 1, tokens).parts["kernels"]) for tokens in (512, 513))
+        short, long = (
+            float(prefill(model, h100(), stack, 1, tokens).seconds_by_part["kernels"]) for tokens in (512, 513)
+        )
         if captured:
             assert long > 1.1 * short
-            assert float(prefill(model, h100(), stack, 1, 16).parts["kernels"]) == pytest.approx(
-                max(57 * stack.host_prompt_kernel, float(decode(model, h100(), stack, 1, 16).parts["kernels"])), rel=0.2
+            assert float(prefill(model, h100(), stack, 1, 16).seconds_by_part["kernels"]) == pytest.approx(
+                max(
+                    57 * stack.host_prompt_kernel, float(decode(model, h100(), stack, 1, 16).seconds_by_part["kernels"])
+                ),
+                rel=0.2,
             )
         else:
             assert long == pytest.approx(short, rel=0.01)
@@ -1006,7 +1022,7 @@ def test_experts_of_prompts_are_read_at_the_full_rate() -> None:
             load_preset("qwen3-30b-a3b").model, h100(), find_stack(stack_name), 1, 1024
         ).timed_passes
         seconds = sum(
-            float(operation.seconds * operation.times)
+            float(operation.seconds * operation.runs_per_layer)
             for operation in timed_pass.operations
             if operation.kind in ("experts", "permutation")
         )
@@ -1040,7 +1056,7 @@ def test_batches_of_a_prompt_run_as_a_pipeline_in_llama_cpp() -> None:
     model, stack = load_preset("llama3-8b").model, find_stack("llamacpp")
     for tokens, turns in ((512, 4), (4096, 11)):
         passes = [prefill(model, h100(), stack, 1, tokens, layout=Layout(pp=pp)) for pp in (1, 4)]
-        whole, divided = (float(prompt_pass.parts["kernels"]) for prompt_pass in passes)
+        whole, divided = (float(prompt_pass.seconds_by_part["kernels"]) for prompt_pass in passes)
         assert divided / whole == pytest.approx(turns / (4 * -(-tokens // 512)))
         of_whole, of_divided = (
             sum(float(timed.seconds) for timed in prompt_pass.timed_passes) for prompt_pass in passes
@@ -1052,7 +1068,7 @@ def test_casts_of_narrow_formats_are_launches_of_a_prompt() -> None:
     """vLLM's host launches a kernel before each of the four products of a layer, which casts its input to 8 bits."""
     model, narrow = load_preset("qwen3-0.6b").model, NumberFormats("fp8", 8)
     wide, cast = (
-        float(prefill(model, h100(), VLLM, 1, 1024, formats=formats).parts["kernels"])
+        float(prefill(model, h100(), VLLM, 1, 1024, formats=formats).seconds_by_part["kernels"])
         for formats in (NumberFormats(), narrow)
     )
     assert cast - wide == pytest.approx(28 * 4 * VLLM.host_prompt_kernel)

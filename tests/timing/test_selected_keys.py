@@ -29,7 +29,11 @@ def spec(name: str = "deepseek-v3.2") -> ModelSpec:
 
 def kernels(rank_pass: RankPass, verb: str, name: str = "deepseek-v3.2") -> Iterator[Kernel]:
     """The kernels of a verb in the first kind of layer."""
-    return (kernel for kernel in rank_work(spec(name), rank_pass).kernels if (kernel.layer, kernel.verb) == (0, verb))
+    return (
+        kernel
+        for kernel in rank_work(spec(name), rank_pass).kernels
+        if (kernel.layer_kind_index, kernel.verb) == (0, verb)
+    )
 
 
 @pytest.mark.parametrize("context", [1023, 8191, 131071])
@@ -52,17 +56,17 @@ def test_layers_that_reuse_a_selection_read_no_more() -> None:
 def test_attention_with_one_softmax_over_tokens_and_entries_keeps_its_scores() -> None:
     """DeepSeek-V4: a window of 128 tokens, and entries of four tokens each of which 512 are selected, 512 wide."""
     work = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode"))
-    sparse = next(kernel.layer for kernel in work.kernels if "entry_core" in kernel.path)
+    sparse = next(kernel.layer_kind_index for kernel in work.kernels if "entry_core" in kernel.path)
     reads = {
         kernel.path.rpartition("self_attn.")[2]: kernel.cache_elements
         for kernel in work.kernels
-        if kernel.verb == "scores" and kernel.layer == sparse
+        if kernel.verb == "scores" and kernel.layer_kind_index == sparse
     }
     assert reads == {"core": 128 * 512, "entry_core": 512 * 512, "indexer.core": 131072 // 4 * 128}
     assert {kernel.kind for kernel in work.kernels if kernel.verb == "scores"} == {"attention", "scores"}
     widest = max(kernel.moved_elements[0] for kernel in work.kernels if kernel.kind == "elementwise")
     assert widest < 64 * 131072  # no values of 64 heads and all pairs leave the kernel
-    eager = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode", fused=False))
+    eager = rank_work(spec("deepseek-v4-flash"), RankPass(1, 1, 131071, "decode", fuses_elementwise=False))
     assert max(kernel.moved_elements[0] for kernel in eager.kernels if kernel.kind == "elementwise") > 64 * 131072
 
 
@@ -74,7 +78,7 @@ def seconds_by_kind(name: str, tokens: int, tp: int = 1) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for line in priced.operations:
         seconds[line.kind] = seconds.get(line.kind, 0) + float(
-            line.times * line.seconds * priced.work.count(line.layer)
+            line.runs_per_layer * line.seconds * priced.rank_work.count(line.layer_kind_index)
         )
     return seconds
 
@@ -103,13 +107,18 @@ def test_an_indexer_takes_less_than_a_third_of_a_prompt_of_32k_tokens() -> None:
 def test_servers_attend_to_selected_latents_in_prompts_too() -> None:
     """Query heads are then as wide as a latent with its rotary key, and FlashMLA's kernel pads them to 64."""
     expanded = RankPass(1, 4096, phase="prefill", tp=8)
-    absorbed = RankPass(1, 4096, phase="prefill", tp=8, sparse_heads=64)
+    absorbed = RankPass(1, 4096, phase="prefill", tp=8, padded_sparse_heads=64)
     (of_expanded,), (of_absorbed,) = kernels(expanded, "attention"), kernels(absorbed, "attention")
-    assert (of_expanded.dim, of_expanded.k, of_expanded.padding) == (192, 128, 1)
-    assert (of_absorbed.dim, of_absorbed.k, of_absorbed.heads, of_absorbed.padding) == (576, 512, 16, 4)
+    assert (of_expanded.key_width, of_expanded.k, of_expanded.head_padding_ratio) == (192, 128, 1)
+    assert (of_absorbed.key_width, of_absorbed.k, of_absorbed.heads, of_absorbed.head_padding_ratio) == (
+        576,
+        512,
+        16,
+        4,
+    )
     assert of_absorbed.flops[0] * (192 + 128) == of_expanded.flops[0] * (576 + 512)
     (dense,) = kernels(absorbed, "attention", "deepseek-v3")
-    assert (dense.dim, dense.k, dense.padding) == (192, 128, 1)
+    assert (dense.key_width, dense.k, dense.head_padding_ratio) == (192, 128, 1)
     server, device = time_stacks()["vllm"], device_of(load_hardware("h200"))
     without = server.model_copy(update={"sparse_heads": 0})
     assert prefill(spec(), device, server, 1, 4096).seconds > prefill(spec(), device, without, 1, 4096).seconds
@@ -129,5 +138,5 @@ def test_copies_of_a_token_to_the_domains_of_its_experts() -> None:
 @pytest.mark.parametrize(("name", "top_k"), [("mixtral-8x7b", 2), ("deepseek-v3", 8), ("llama4-scout", 1)])
 def test_exchanges_of_experts_have_the_model_s_number_of_copies(name: str, top_k: int) -> None:
     work = rank_work(spec(name), RankPass(1, 256, ep=2, etp=1))
-    copies = {message.copies for message in work.messages if message.collective.group == "ep"}
+    copies = {message.copies_per_token for message in work.messages if message.collective.process_group == "ep"}
     assert copies == {top_k}

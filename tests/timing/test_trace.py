@@ -31,14 +31,14 @@ REPLICAS: dict[str, Replica] = {
 def served(
     replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any
 ) -> list[ServedRequest]:
-    most = max(request.input + request.output for request in requests)
-    steps = StepSeconds.tabulate(replica, sequences // replica.batch_count, most, replica.requests.input)
+    most = max(request.input_tokens + request.output_tokens for request in requests)
+    steps = StepSeconds.tabulate(replica, sequences // replica.batch_count, most, replica.requests.input_tokens)
     return serve_trace(replica, steps, 1, requests, sequences, 10**9, **options)
 
 
 def evenly(replica: Replica, rate: float, number: int) -> list[TracedRequest]:
     requests = replica.requests
-    return [TracedRequest(i / rate, requests.input, requests.output) for i in range(number)]
+    return [TracedRequest(i / rate, requests.input_tokens, requests.output_tokens) for i in range(number)]
 
 
 @pytest.mark.parametrize("name", REPLICAS)
@@ -57,7 +57,7 @@ def test_evenly_spread_requests_take_the_times_in_closed_form(name: str, concurr
     load = replica.latencies(concurrency)
     times = served(replica, evenly(replica, load.requests_per_second, 40 * concurrency))
     settled = times[len(times) // 4 : -len(times) // 4]
-    seconds = mean(request.ttft + request.tpot * (replica.requests.output - 1) for request in settled)
+    seconds = mean(request.ttft + request.tpot * (replica.requests.output_tokens - 1) for request in settled)
     assert mean(request.tpot for request in settled) == pytest.approx(load.tpot, rel=0.12)
     assert seconds == pytest.approx(load.end_to_end_seconds, rel=0.12)
     assert load.requests_per_second * seconds == pytest.approx(concurrency, rel=0.12)  # Little's law
@@ -67,9 +67,9 @@ def test_evenly_spread_requests_take_the_times_in_closed_form(name: str, concurr
 def test_a_burst_is_a_round(concurrency: int) -> None:
     """Requests that arrive at once end after one round, and the last first token waits for all prompts."""
     replica = REPLICAS["dense"]
-    requests = [TracedRequest(0.0, replica.requests.input, replica.requests.output)] * concurrency
+    requests = [TracedRequest(0.0, replica.requests.input_tokens, replica.requests.output_tokens)] * concurrency
     times = served(replica, requests)
-    assert max(request.end for request in times) == pytest.approx(
+    assert max(request.end_seconds for request in times) == pytest.approx(
         replica.latencies(concurrency).end_to_end_seconds, rel=0.1
     )
     assert mean(request.ttft for request in times) == pytest.approx(
@@ -87,7 +87,10 @@ def poisson(rate: float, number: int) -> list[TracedRequest]:
 
 def test_uneven_requests_and_arrivals_wait_longer() -> None:
     replica, requests = REPLICAS["dense"], poisson(4.0, 400)
-    calm, busy = served(replica, requests), served(replica, [replace(r, arrival=r.arrival / 5) for r in requests])
+    calm, busy = (
+        served(replica, requests),
+        served(replica, [replace(r, arrival_seconds=r.arrival_seconds / 5) for r in requests]),
+    )
     assert mean(request.ttft for request in busy) > mean(request.ttft for request in calm)
     halves = served(replica, requests, cached_share=0.5)
     assert mean(request.ttft for request in halves) < mean(request.ttft for request in calm)
@@ -107,11 +110,11 @@ CONSTANT = StepSeconds(
 
 
 def test_steps_by_hand() -> None:
-    batch = ServedBatch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=100, mixes_prompts=True)
+    batch = ServedBatch(CONSTANT, most_sequences=8, cache_tokens=10_000, most_step_tokens=100, mixes_prompts=True)
     first, second = batch.serve_requests([TracedRequest(0.0, 100, 5), TracedRequest(2.5, 150, 2)])
     # 0 to 1: the prompt; 1 to 3: two tokens; 3 to 4.24: 99 tokens of the other prompt; 4.24 to 5: 51 of it
     assert first.ttft == 1.0
-    assert first.end == pytest.approx(3 + 0.99 + 0.25 + 0.51 + 0.25)
+    assert first.end_seconds == pytest.approx(3 + 0.99 + 0.25 + 0.51 + 0.25)
     assert second.ttft == pytest.approx(5.0 - 2.5)
     assert second.tpot == 1.0
 
@@ -119,7 +122,7 @@ def test_steps_by_hand() -> None:
 def test_decoding_sequences_count_among_the_tokens_of_a_graph() -> None:
     """Half a second of launches in a step of 50 tokens of a prompt and one of the other request."""
     steps = replace(CONSTANT, graph_tokens=50, added_launch_seconds=lambda tokens, before: 0.5)
-    batch = ServedBatch(steps, sequences=8, cache_tokens=10_000, step_tokens=200, mixes_prompts=True)
+    batch = ServedBatch(steps, most_sequences=8, cache_tokens=10_000, most_step_tokens=200, mixes_prompts=True)
     _, second = batch.serve_requests([TracedRequest(0.0, 50, 9), TracedRequest(2.0, 50, 2)])
     _, shorter = batch.serve_requests([TracedRequest(0.0, 50, 9), TracedRequest(2.0, 49, 2)])
     assert second.ttft - shorter.ttft == pytest.approx(0.01 + 0.5)
@@ -127,10 +130,12 @@ def test_decoding_sequences_count_among_the_tokens_of_a_graph() -> None:
 
 def test_a_request_waits_for_the_step_that_is_planned() -> None:
     """The second request arrives in the step from 2 to 3; the one from 3 to 4 is planned already."""
-    batch = ServedBatch(CONSTANT, sequences=8, cache_tokens=10_000, step_tokens=200, mixes_prompts=True, steps_ahead=1)
+    batch = ServedBatch(
+        CONSTANT, most_sequences=8, cache_tokens=10_000, most_step_tokens=200, mixes_prompts=True, steps_ahead=1
+    )
     first, second = batch.serve_requests([TracedRequest(0.0, 100, 9), TracedRequest(2.5, 150, 2)])
     assert second.ttft == pytest.approx(4 + 1.5 + 0.25 - 2.5)
-    assert first.end == pytest.approx(9 + 0.75)  # beside the prompt one of its tokens takes 1.75 seconds
+    assert first.end_seconds == pytest.approx(9 + 0.75)  # beside the prompt one of its tokens takes 1.75 seconds
     (alone,) = batch.serve_requests([TracedRequest(2.5, 150, 2)])
     assert alone.ttft == pytest.approx(1.5)
 

@@ -93,8 +93,8 @@ def test_messages_equal_those_of_parallel_messages(name: str, layout: Layout) ->
     work = rank_work(spec, rank_pass)
     messages: Counter[Any] = Counter()
     for layer, message, *_ in work.messages:
-        key = message.group, message.ranks, message.kind, message.bytes
-        messages[key] += message.times * work.count(layer)
+        key = message.process_group, message.ranks, message.collective_kind, message.bytes
+        messages[key] += message.repetitions * work.count(layer)
     assert {key: n for key, n in messages.items() if key[0] in groups and key[1] > 1 and n} == expected
 
 
@@ -110,8 +110,10 @@ def per_micro_batch(spec: ModelSpec, layout: Layout, rank_pass: RankPass) -> dic
     counts: Counter[Any] = Counter()
     for batches, sign in ((2, 1), (1, -1)):
         for message in rank_messages(spec, layout, workload, gradients.gradient_rules(), batches):
-            if message.group in ("tp", "ep", "etp", "cp"):
-                counts[message.group, message.ranks, message.kind, message.bytes] += sign * message.count
+            if message.process_group in ("tp", "ep", "etp", "cp"):
+                counts[message.process_group, message.ranks, message.collective_kind, message.bytes] += (
+                    sign * message.count
+                )
     return {key: n for key, n in counts.items() if n}
 
 
@@ -140,7 +142,7 @@ def test_frozen_weights_have_no_gradient_and_adapters_have() -> None:
     adapted = rank_work(
         spec, RankPass(2, 256, phase="training", adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))
     )
-    trained = sum(number * adapted.count(layer) for layer, number in adapted.adapters.items())
+    trained = sum(number * adapted.count(layer) for layer, number in adapted.adapter_params_by_layer.items())
     assert trained == 32 * 16 * ((4096 + 4096) + (4096 + 1024)) == 6_815_744
     assert adapted.parameters == weights.parameters
     assert adapted.forward_flops == weights.forward_flops + 2 * tokens * trained
@@ -158,7 +160,9 @@ def test_ranks_that_gather_tokens_send_them_to_no_expert() -> None:
         sent: Counter[tuple[str, str, Any, Any]] = Counter()
         for layer, message, *_ in rank_work(spec, rank_pass).messages:
             if layer >= 0:
-                sent[message.kind, message.group, message.ranks, message.bytes] += message.times
+                sent[message.collective_kind, message.process_group, message.ranks, message.bytes] += (
+                    message.repetitions
+                )
         return sent
 
     of_tokens = 2 * tokens * 2048
@@ -178,7 +182,7 @@ def test_layers_that_share_keys_read_the_cache_of_their_own_window(name: str) ->
     """A layer with the keys of a lower layer reads that layer's cache: of a window's tokens, or of all."""
     work = rank_work(model(name), RankPass(1, 1, 99_999, "decode"))
     reads = {
-        work.layer_kinds[kernel.layer].label: kernel.cache_elements
+        work.layer_kinds[kernel.layer_kind_index].label: kernel.cache_elements
         for kernel in work.kernels
         if kernel.kind == "attention"
     }
@@ -189,7 +193,9 @@ def test_layers_that_share_keys_read_the_cache_of_their_own_window(name: str) ->
 def test_a_gated_shared_expert_is_summed_with_the_routed_ones() -> None:
     """The gate multiplies a partial sum, so a layer of Qwen3.5 reduces once after attention and once after experts."""
     work = rank_work(model("qwen3.5-35b-a3b"), RankPass(1, 1, 64, "decode", tp=2, reduces_late=True))
-    sums = Counter(layer for layer, message, *_ in work.messages if message.kind == "all_reduce" and layer >= 0)
+    sums = Counter(
+        layer for layer, message, *_ in work.messages if message.collective_kind == "all_reduce" and layer >= 0
+    )
     assert set(sums.values()) == {2}
 
 

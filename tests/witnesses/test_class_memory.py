@@ -137,7 +137,7 @@ def test_a_class_with_an_indexer_gives_the_selection_to_sdpa_as_its_mask(family:
     config = shapes_of(family)[0] | sizes | ({"num_local_experts": 8} if family == "axk2" else {})
     spec, model = spec_of(config), class_to_train(config)
     model.config._attn_implementation = default_attention(Settings("training"), spec)
-    choices = replace(kernels_of(model), attention="sdpa", capability=CPU, like_classes=True)
+    choices = replace(kernels_of(model), attention="sdpa", compute_capability=CPU, matches_transformers=True)
     assert held_by(spec, model, BATCH, 64) == without_values(spec, BATCH, 64, choices=choices)
 
 

@@ -31,7 +31,9 @@ def held_at_down_projection(**fields: Any) -> int:
     """Returns the bytes that the token after a prompt holds when the last layer's down projection has run."""
     network = FeedForward(intermediate_size=INTERMEDIATE, hidden_act="silu", gated=True, **fields)
     log: list[str] = []
-    without_values(decoder(hidden_size=WIDTH, feed_forward=network), log=log, choices=KernelChoices(like_classes=True))
+    without_values(
+        decoder(hidden_size=WIDTH, feed_forward=network), log=log, choices=KernelChoices(matches_transformers=True)
+    )
     last_line = next(line for line in reversed(log) if line.startswith("+") and line.endswith("layers.mlp"))
     return int(last_line[13:26].replace(",", ""))
 

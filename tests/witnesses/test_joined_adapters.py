@@ -29,7 +29,7 @@ def test_a_joined_layer_has_one_adapter(name: str) -> None:
     joined_layers = {(layer.module, layer.projection): layer.layer for layer in layers if layer.is_joined}
     assert joined_layers
     model = class_to_train(config)
-    choices = replace(kernels_of(model), like_classes=False)
+    choices = replace(kernels_of(model), matches_transformers=False)
     attach_adapters(model, Adapters(RANK, frozenset(layer.layer for layer in layers)), "meta")
     saved_by_class = held_by(spec, model, BATCH, SEQ)
     adapters = Adapters(RANK, frozenset(layer.projection for layer in layers), joined_layers=joined_layers)

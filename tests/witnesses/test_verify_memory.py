@@ -349,7 +349,9 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "9.0"}, {}) == CudaRuntime(LARGE_WORKSPACE)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(WORKSPACE, expandable=True)
+    assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, older) == CudaRuntime(
+        WORKSPACE, has_expandable_segments=True
+    )
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
     assert gpu.cuda_runtime_of_gpu({"compute_capability": "8.0"}, set_to) == CudaRuntime(128 << 10)
 

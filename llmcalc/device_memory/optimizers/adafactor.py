@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of the step counts."""
-    element_counts = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
+    count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
-        **{name: packed_bytes(sum_over(tensors, count), dtype) for name, count in element_counts.items()},
+        **{
+            state_name: packed_bytes(sum_over(tensors, count_elements), dtype)
+            for state_name, count_elements in count_by_state.items()
+        },
         "step": STEP_BYTES * tensor_count(tensors),
     }
 
@@ -44,10 +47,10 @@ def _unfactored_size(tensor: ParamTensor) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adafactor.step`. Each parameter's step count is on the host."""
-    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.dtype
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    trained_parameters, dtype = optimizer_step.updated_parameters, optimizer_step.state_format
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         if not parameter.states and _is_factored(parameter):
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 parameter.states = [_new_reduction(optimizer_step, parameter.grad, axis, dtype) for axis in (-1, -2)]
         elif not parameter.states:
             parameter.states = optimizer_step.new_states_like(parameter.grad)  # variance
@@ -81,7 +84,7 @@ def _new_mean_product(optimizer_step: OptimizerStep, row_var: Tensor, col_var: T
 
 def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters one by one. An update's temporary tensors live until the next update replaces them."""
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         grad = parameter.grad
         _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(parameter):
@@ -104,28 +107,33 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
-    loop_over, new_like = optimizer_step.loop_over, optimizer_step.t.like
+    parameters_in_turn, new_like = optimizer_step.parameters_in_turn, optimizer_step.t.like
     for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
-        for parameter in loop_over(tensor_group):
+        for parameter in parameters_in_turn(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)
         if _is_factored(tensor_group[0]):
-            row_means = [_new_reduction(optimizer_step, parameter.grad, -1) for parameter in loop_over(tensor_group)]
+            row_means = [
+                _new_reduction(optimizer_step, parameter.grad, -1) for parameter in parameters_in_turn(tensor_group)
+            ]
             del row_means
-            col_means = [_new_reduction(optimizer_step, parameter.grad, -2) for parameter in loop_over(tensor_group)]
+            col_means = [
+                _new_reduction(optimizer_step, parameter.grad, -2) for parameter in parameters_in_turn(tensor_group)
+            ]
             del col_means
             var_estimates = [
-                _new_mean_product(optimizer_step, *parameter.states) for parameter in loop_over(tensor_group)
+                _new_mean_product(optimizer_step, *parameter.states) for parameter in parameters_in_turn(tensor_group)
             ]
             row_var_means = [
-                _new_reduction(optimizer_step, parameter.states[0], -2) for parameter in loop_over(tensor_group)
+                _new_reduction(optimizer_step, parameter.states[0], -2)
+                for parameter in parameters_in_turn(tensor_group)
             ]
             del row_var_means
         else:
-            grads_squared = [new_like(parameter.grad) for parameter in loop_over(tensor_group)]
+            grads_squared = [new_like(parameter.grad) for parameter in parameters_in_turn(tensor_group)]
             del grads_squared
-            var_estimates = [new_like(parameter.states[0]) for parameter in loop_over(tensor_group)]
+            var_estimates = [new_like(parameter.states[0]) for parameter in parameters_in_turn(tensor_group)]
         parameter_updates = var_estimates
-        for _, parameter_update in zip(loop_over(tensor_group), parameter_updates, strict=True):
+        for _, parameter_update in zip(parameters_in_turn(tensor_group), parameter_updates, strict=True):
             _new_norm(optimizer_step, parameter_update)
         optimizer_step.write(tensor_group, parameter_updates)
 
@@ -153,12 +161,12 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor",
     implementations=("loop", "foreach"),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     reads_values=True,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",
-    per_element=lambda flat: (1, 0) if flat else None,
+    states_per_element=lambda flat: (1, 0) if flat else None,
     witness=BY_TORCH,
 )

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of row and column means (or of the whole second moment), and of root mean squares."""
-    torch_states = {name: size for name, size in adafactor.state_bytes(tensors, "float32").items() if name != "step"}
+    torch_states = {
+        state_name: state_size
+        for state_name, state_size in adafactor.state_bytes(tensors, "float32").items()
+        if state_name != "step"
+    }
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
@@ -31,16 +35,16 @@ def step(optimizer_step: OptimizerStep) -> None:
     from ...simulator.tensor import FLOAT32
 
     aten, parameter_update = optimizer_step.t, None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         grad = None
         grad = aten.to(parameter.grad, FLOAT32)
         if not parameter.states:
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 parameter.states = _new_states(optimizer_step, grad)
         p_data_fp32 = None
         p_data_fp32 = aten.to(parameter.tensor, FLOAT32)
         mean_count = 2 if len(grad.shape) > 1 else 1
-        with optimizer_step.counting_as_states():
+        with optimizer_step.allocating_states():
             parameter.states[mean_count:] = [_root_mean_square(optimizer_step)]
         squared_gradient = aten.like(grad)
         parameter_update = aten.like(squared_gradient)
@@ -103,8 +107,8 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adafactor-transformers",
     implementations=("loop",),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     uncounted_work="means of rows and columns",

@@ -37,12 +37,12 @@ def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Adam_mini.step`. Temporary tensors live until the next parameter replaces them."""
     aten = optimizer_step.t
     momentum_over_denominator = parameter_update = None
-    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
-        grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
+    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
+        grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
         is_vector = len(grad.shape) < 2
         if not parameter.states:
             mean_shape = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 parameter.states += [aten.like(grad, dtype=dtype), aten.new_tensor(mean_shape, dtype)]  # m, vmean
         if is_vector:
             momentum_over_denominator = aten.like(aten.like(parameter.states[1]))
@@ -60,12 +60,12 @@ def step(optimizer_step: OptimizerStep) -> None:
 OPTIMIZER = Optimizer(
     name="adam-mini",
     implementations=("loop",),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
     "fewer for queries, keys and norms",
-    by_matrix=True,
+    separates_layer_matrices=True,
     witness=source_code_witness(
         "adam_mini/adam_mini.py; at most, for queries, keys and norms", COMPARISON_WITH_LIBRARIES
     ),

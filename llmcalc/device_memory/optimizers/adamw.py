@@ -39,10 +39,10 @@ def update_parameters(optimizer_step: OptimizerStep, trained_parameters: Sequenc
     """Runs `Adam.step` on some parameters. Step counts are on the host unless the optimizer is fused."""
     from ...simulator.tensor import FLOAT32
 
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         if not parameter.states:
             if optimizer_step.implementation == "fused":
-                with optimizer_step.counting_as_states():
+                with optimizer_step.allocating_states():
                     parameter.states.append(optimizer_step.t.new_tensor((), FLOAT32))  # step
             parameter.states += optimizer_step.new_states_like(parameter.tensor, 2)  # exp_avg, exp_avg_sq
     if optimizer_step.implementation == "foreach":
@@ -56,11 +56,13 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch_version, ONE_INTERMEDIATE)
     for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
-        exp_avg_sq_sqrt = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
+        exp_avg_sq_sqrt = [
+            aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
+        ]
         if is_older_torch:
-            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(tensor_group)]
+            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)]
         else:
             denom = exp_avg_sq_sqrt
         optimizer_step.write(tensor_group, denom)
@@ -68,7 +70,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Allocates a square root and a quotient, while the previous parameter's denominator still exists."""
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         denom = optimizer_step.t.like(optimizer_step.t.like(parameter.states[-1]))
         optimizer_step.write(parameter.tensor, denom)
 
@@ -86,11 +88,11 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="adamw",
     implementations=("foreach", "fused", "loop"),
-    states=state_bytes,
-    usual="fused",
-    step=step,
+    state_bytes=state_bytes,
+    trainer_default="fused",
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
-    by_element=True,
+    updates_any_elements=True,
     witness=BY_TORCH,
 )

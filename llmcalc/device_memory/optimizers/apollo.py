@@ -20,7 +20,7 @@ from .low_rank import (
     parameters_in_update_order,
     projected_shape,
     shorter_side,
-    split_projected,
+    split_by_projection,
 )
 from .record import Optimizer, States
 
@@ -34,7 +34,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors, both moments, and the norm of each matrix's last scaled gradient."""
-        projected_tensors, other_tensors = split_projected(tensors)
+        projected_tensors, other_tensors = split_by_projection(tensors)
         projected_elements = sum_over(projected_tensors, lambda tensor: rank * longer_side(tensor))
         moment_bytes = packed_bytes(projected_elements + total_elements(other_tensors), dtype)
         return {
@@ -51,16 +51,16 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         aten = optimizer_step.t
         grad = denom = norm_grad = scaling_factors = scaled_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
-            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
-            if parameter.matrix:
+            grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
+            if parameter.is_layer_matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(parameter.grad, rank), dtype)
             if len(parameter.states) < 2:
                 parameter.states[1:] = optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
-            denom = aten.like(parameter.states[2 if parameter.matrix else -1])
+            denom = aten.like(parameter.states[2 if parameter.is_layer_matrix else -1])
             norm_grad = aten.like(denom)
-            if parameter.matrix:
+            if parameter.is_layer_matrix:
                 scaling_factors = _channel_factors(
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )
@@ -70,7 +70,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                     norm_limit = aten.new_tensor((), dtype)
                     scaled_grad = aten.like(scaled_grad)
                     optimizer_step.write(scaled_grad, norm_limit)
-                with optimizer_step.counting_as_states():
+                with optimizer_step.allocating_states():
                     parameter.states[3:] = [aten.new_tensor((), dtype)]  # scaled_grad
                 norm_grad = scaled_grad
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad, scaling_factors)
@@ -89,12 +89,12 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     fp32_gradient = aten.to(gradient, FLOAT32)
     random_matrix = aten.new_tensor(shape, FLOAT32)
     if dtype is FLOAT32:
-        with optimizer_step.counting_as_states():
+        with optimizer_step.allocating_states():
             return aten.like(random_matrix)
     scaled_matrix = aten.like(random_matrix)
     del random_matrix
     optimizer_step.write(scaled_matrix, fp32_gradient)
-    with optimizer_step.counting_as_states():
+    with optimizer_step.allocating_states():
         return aten.like(scaled_matrix, dtype=dtype)
 
 

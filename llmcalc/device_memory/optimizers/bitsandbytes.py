@@ -49,27 +49,27 @@ def bitsandbytes_optimizer(
 
     fp32_tables: whether tables of embeddings have fp32 states whatever their size; false by default.
     """
-    formats_text = (
+    small_tensors_text = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
         f"per block of {BLOCK}"
     )
     paging_text = "the driver may move states to the host, where the device has no room for them"
     embeddings_text = "the Trainer gives embeddings fp32 states"
-    layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
-    notes = ((formats_text, layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
+    state_layout = _StateLayout(moment_count, bits_per_state == 8, is_paged, fp32_tables)
+    notes = ((small_tensors_text, state_layout.in_8_bits), (embeddings_text, fp32_tables), (paging_text, is_paged))
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=layout.state_bytes,
-        step=layout.run_step,
+        state_bytes=state_layout.state_bytes,
+        run_step=state_layout.run_step,
         not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
         aliases=aliases,
         note="; ".join(note_text for note_text, is_relevant in notes if is_relevant),
-        state_format="uint8" if layout.in_8_bits else "float32",
-        state_format_note="its states are 8-bit, with fp32 scales" if layout.in_8_bits else "its states are fp32",
-        by_element=not layout.in_8_bits,
-        by_range=True,
-        paged=layout.paged_bytes if is_paged else None,
+        state_format="uint8" if state_layout.in_8_bits else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales" if state_layout.in_8_bits else "its states are fp32",
+        updates_any_elements=not state_layout.in_8_bits,
+        updates_any_range=True,
+        paged_bytes=state_layout.paged_bytes if is_paged else None,
         witness=source_code_witness("bitsandbytes/optim/optimizer.py, and on an H200 (tests/data/gpu)", COMPARISON),
     )
 
@@ -83,18 +83,18 @@ def is_large_tensor(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Numb
 class _StateLayout:
     """The states of an optimizer of bitsandbytes.
 
-    moments: states per element. in_8_bits: whether large tensors have quantized states.
-    is_paged, wide_tables: as of `bitsandbytes_optimizer`.
+    moment_count: states per element. in_8_bits: whether large tensors have quantized states.
+    is_paged, fp32_tables: as of `bitsandbytes_optimizer`.
     """
 
-    moments: int
+    moment_count: int
     in_8_bits: bool
     is_paged: bool
-    wide_tables: bool
+    fp32_tables: bool
 
     def has_float32_states(self, is_table: bool) -> bool:
         """Whether a tensor has fp32 states whatever its size. is_table: whether it is a table of embeddings."""
-        return not self.in_8_bits or (self.wide_tables and is_table)
+        return not self.in_8_bits or (self.fp32_tables and is_table)
 
     def _split_by_format(self, tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
         """Returns the tensors with quantized states, if they are large, and the other tensors."""
@@ -115,15 +115,15 @@ class _StateLayout:
         )
         bytes_by_state: States = {
             f"state{state_index + 1}": add(quantized_bytes, sum_over(float_tensors, lambda tensor: 4 * tensor.size))
-            for state_index in range(self.moments)
+            for state_index in range(self.moment_count)
         }
         if self.in_8_bits:
             scale_bytes = 4 * sum_over(
                 quantized_tensors, lambda tensor: is_large_tensor(tensor) * ceil_div(tensor.size, BLOCK)
             )
-            bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moments)}
+            bytes_by_state |= {f"absmax{state_index + 1}": scale_bytes for state_index in range(self.moment_count)}
             bytes_by_state["qmaps"] = (
-                self.moments * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large_tensor))
+                self.moment_count * 4 * MAP_ENTRIES * minimum(1, sum_over(quantized_tensors, is_large_tensor))
             )
         return bytes_by_state
 
@@ -134,33 +134,33 @@ class _StateLayout:
             sum_over(tensor_group, lambda tensor: is_large_tensor(tensor, LEAST_PAGED) * tensor.size)
             for tensor_group in (quantized_tensors, float_tensors)
         ]
-        return self.moments * add(pageable_bytes[0], 4 * pageable_bytes[1])
+        return self.moment_count * add(pageable_bytes[0], 4 * pageable_bytes[1])
 
     def run_step(self, optimizer_step: OptimizerStep) -> None:
         """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
         aten = optimizer_step.t
-        max_state_count = 3 * self.moments  # of a tensor that owns the code maps: states, scales, maps
+        max_state_count = 3 * self.moment_count  # of a tensor that owns the code maps: states, scales, maps
         has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
-        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+        for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
             if parameter.states:
                 continue
             tensor = parameter.tensor
-            is_quantized = tensor.count >= LEAST_8BIT and not self.has_float32_states(parameter.table)
+            is_quantized = tensor.count >= LEAST_8BIT and not self.has_float32_states(parameter.is_embedding_table)
             state_format = UINT8 if is_quantized else FLOAT32
             if self.is_paged and tensor.count >= LEAST_PAGED:
-                parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moments)
-            with optimizer_step.counting_as_states():
-                map_count = self.moments if is_quantized and not has_code_maps else 0
+                parameter.states = optimizer_step.new_paged_states_like(tensor, state_format, self.moment_count)
+            with optimizer_step.allocating_states():
+                map_count = self.moment_count if is_quantized and not has_code_maps else 0
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized
                 parameter.states += [
-                    aten.like(tensor, dtype=state_format) for _ in range(self.moments - len(parameter.states))
+                    aten.like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
                 ]
                 block_count = ceil_div(tensor.count, BLOCK)
                 scale_tensors = [
-                    aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moments if is_quantized else 0)
+                    aten.new_tensor((block_count,), FLOAT32) for _ in range(self.moment_count if is_quantized else 0)
                 ]
                 parameter.states += [*scale_tensors, *quantization_maps]
 

@@ -21,7 +21,7 @@ from .low_rank import (
     parameters_in_update_order,
     projected_shape,
     shorter_side,
-    split_projected,
+    split_by_projection,
 )
 from .record import Optimizer, States
 
@@ -38,7 +38,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of projectors and of both moments."""
-        projected_tensors, other_tensors = split_projected(tensors)
+        projected_tensors, other_tensors = split_by_projection(tensors)
         projector_rank = shorter_side if dtype == "float32" else clipped_rank
         projectors = sum_over(projected_tensors, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
         projected_elements = sum_over(projected_tensors, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
@@ -50,8 +50,8 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
         aten = optimizer_step.t
         grad = denom = norm_grad = None
         for parameter in parameters_in_update_order(optimizer_step):
-            grad, dtype = parameter.grad, optimizer_step.dtype or parameter.grad.dtype
-            if parameter.matrix:
+            grad, dtype = parameter.grad, optimizer_step.state_format or parameter.grad.dtype
+            if parameter.is_layer_matrix:
                 if not parameter.states:
                     parameter.states.append(_allocate_projector(optimizer_step, grad, rank, dtype))
                 grad = aten.new_tensor(projected_shape(grad, min(rank, *grad.shape)), dtype)
@@ -59,7 +59,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
                 parameter.states += optimizer_step.new_states_like(grad, 2)  # exp_avg, exp_avg_sq
             denom = aten.like(parameter.states[-1])
             norm_grad = aten.like(denom)
-            if parameter.matrix:
+            if parameter.is_layer_matrix:
                 norm_grad = aten.like(aten.new_tensor(parameter.grad.shape, dtype))  # projected back, then scaled
             optimizer_step.write(parameter.tensor, grad, denom, norm_grad)
 
@@ -84,7 +84,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     fp32_gradient = aten.to(gradient, FLOAT32)
     is_float32 = dtype is FLOAT32
     left_vectors = aten.new_tensor((row_count, shorter_side), FLOAT32) if is_right_projection else None  # U
-    with optimizer_step.counting_as_states():
+    with optimizer_step.allocating_states():
         # Vh of a tall matrix, U of a wide one
         square_matrix = aten.new_tensor((shorter_side, shorter_side), FLOAT32) if is_float32 else None
     if square_matrix is None:
@@ -97,7 +97,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
     optimizer_step.write(projector_product, fp32_gradient, left_vectors, right_vectors, singular_values)
     if is_float32:
         return square_matrix
-    with optimizer_step.counting_as_states():
+    with optimizer_step.allocating_states():
         return aten.new_tensor((rank, column_count) if is_right_projection else (row_count, rank), dtype)
 
 

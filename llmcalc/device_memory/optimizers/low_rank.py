@@ -44,18 +44,18 @@ def low_rank_optimizer(
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=state_bytes,
-        step=run_step,
+        state_bytes=state_bytes,
+        run_step=run_step,
         not_in_torch=f"{library} is not a part of torch",
         aliases=(f"{projection_method}-adamw",) if rank == RANK else (),
         note=NOTE,
-        by_matrix=True,
+        separates_layer_matrices=True,
         uncounted_work="projections of gradients",
         witness=source_code_witness(optimizer_source, COMPARISON_WITH_LIBRARIES),
     )
 
 
-def split_projected(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+def split_by_projection(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
     """Returns the tensors with projected gradients, and the other tensors."""
     projected_tensors = [tensor for tensor in tensors if tensor.is_layer_matrix]
     return projected_tensors, [tensor for tensor in tensors if not tensor.is_layer_matrix]
@@ -75,11 +75,11 @@ def longer_side(tensor: ParamTensor) -> Number:
 
 def parameters_in_update_order(optimizer_step: OptimizerStep) -> Iterator[OptimizedParameter]:
     """Yields the updated parameters in LLaMA-Factory's groups: vectors, tensors with weight decay, matrices."""
-    other_parameters = [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix]
+    other_parameters = [parameter for parameter in optimizer_step.updated_parameters if not parameter.is_layer_matrix]
     vectors = [parameter for parameter in other_parameters if len(parameter.grad.shape) < 2]
     decayed_parameters = [parameter for parameter in other_parameters if len(parameter.grad.shape) >= 2]
-    matrices = [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix]
-    yield from optimizer_step.loop_over([*vectors, *decayed_parameters, *matrices])
+    matrices = [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
+    yield from optimizer_step.parameters_in_turn([*vectors, *decayed_parameters, *matrices])
 
 
 def is_projected_from_the_right(gradient: Tensor) -> bool:

@@ -50,16 +50,18 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
 
 def step(optimizer_step: OptimizerStep) -> None:
     """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
-    _update_matrices(optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.matrix])
+    _update_matrices(
+        optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if parameter.is_layer_matrix]
+    )
     adamw.update_parameters(
-        optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.matrix]
+        optimizer_step, [parameter for parameter in optimizer_step.updated_parameters if not parameter.is_layer_matrix]
     )
 
 
 def _update_matrices(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
-    for parameter in optimizer_step.loop_over(trained_parameters):
+    for parameter in optimizer_step.parameters_in_turn(trained_parameters):
         momentum_update = optimizer_step.t.like(parameter.grad, parameter.states[0])
         momentum_update = _zeropower_via_newtonschulz(optimizer_step, momentum_update)
         optimizer_step.write(parameter.tensor, momentum_update)
@@ -101,13 +103,13 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="muon",
     implementations=("foreach", "fused", "loop"),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "
     "biases and other vectors, and for stacked experts",
-    by_matrix=True,
-    per_element=lambda flat: (1, 1),
+    separates_layer_matrices=True,
+    states_per_element=lambda flat: (1, 1),
     product_flops=product_flops,
     witness=BY_TORCH,
 )

@@ -49,9 +49,10 @@ class Optimizer:
 
     name: the word of `--optimizer`.
     implementations: how its library can run a step, the library's default on a GPU first.
-    usual: the implementation that trainers choose; None (default) where they choose none, so that the library does.
-    states: (trained tensors, number format of states) → bytes of each state after the first step.
-    step: allocates and frees what one step does; at the first one it makes the states.
+    trainer_default: the implementation that trainers choose; None (default) where they choose none, so that the library
+        does.
+    state_bytes: (trained tensors, number format of states) → bytes of each state after the first step.
+    run_step: allocates and frees what one step does; at the first one it makes the states.
     build_torch_optimizers: (parameters, each with whether it is the weight matrix of a layer; implementation;
         momentum) → torch's optimizers, which `verify` runs; None (default) where torch has none, which `not_in_torch`
         explains.
@@ -62,27 +63,27 @@ class Optimizer:
     has_momentum: whether `--momentum` switches its states on; false by default, and then its states are always there.
     state_format: the number format of its states where it has a format of its own; empty (default) where it has that
         of the tensors. state_format_note: why `--optimizer-dtype` does not apply.
-    by_element: whether it updates each element by itself, and so any shard of a tensor without the rest; false by
-        default.
-    by_rows: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by default as
-        `by_element`.
-    by_range: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them, and
-        takes no DTensor; false by default.
-    by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
-    per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
-        and how many more any other element has; None (default) where estimates take the mean over all tensors.
+    updates_any_elements: whether it updates each element by itself, and so any shard of a tensor without the rest;
+        false by default.
+    updates_any_rows: whether it updates whole rows of a tensor without the rest, as a rank of FSDP2 has them; by
+        default as `updates_any_elements`.
+    updates_any_range: whether it updates a range of a tensor's elements without the rest, as a rank of FSDP 1 has them,
+        and takes no DTensor; false by default.
+    separates_layer_matrices: whether it updates the matrices of layers apart from all other tensors; false by default.
+    states_per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's
+        matrix, and how many more any other element has; None (default) where estimates take the mean over all tensors.
     product_flops: trained tensors → FLOPs of the matrix products of a step; None (default) for a step without them.
     uncounted_work: what a step computes beside these and the bytes of its states, not timed; empty by default.
-    paged: trained tensors → bytes of states in managed memory, which the driver may move to the host; None (default)
-        for an optimizer without them.
+    paged_bytes: trained tensors → bytes of states in managed memory, which the driver may move to the host; None
+        (default) for an optimizer without them.
     witness: what its steps were compared with; by default nothing.
     """
 
     name: str
     implementations: tuple[OptimizerImplementation, ...]
-    states: Callable[[Sequence[TrainedTensor], str], States]
-    step: Callable[[OptimizerStep], None]
-    usual: OptimizerImplementation | None = None
+    state_bytes: Callable[[Sequence[TrainedTensor], str], States]
+    run_step: Callable[[OptimizerStep], None]
+    trainer_default: OptimizerImplementation | None = None
     build_torch_optimizers: (
         Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None
     ) = None
@@ -93,20 +94,20 @@ class Optimizer:
     has_momentum: bool = False
     state_format: str = ""
     state_format_note: str = ""
-    by_element: bool = False
-    by_rows: bool = False
-    by_range: bool = False
-    by_matrix: bool = False
-    per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
+    updates_any_elements: bool = False
+    updates_any_rows: bool = False
+    updates_any_range: bool = False
+    separates_layer_matrices: bool = False
+    states_per_element: Callable[[bool], tuple[int, int] | None] = _no_exact_state_bytes
     product_flops: Callable[[Sequence[TrainedTensor]], Number] | None = None
     uncounted_work: str = ""
-    paged: Callable[[Sequence[TrainedTensor]], Number] | None = None
+    paged_bytes: Callable[[Sequence[TrainedTensor]], Number] | None = None
     witness: Witness = UNTESTED
 
     @property
     def default_implementation(self) -> OptimizerImplementation:
         """The default implementation of the optimizer's step."""
-        return self.usual or self.implementations[0]
+        return self.trainer_default or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, has_momentum: bool = False) -> OptimizerState:
         """Returns the optimizer state after the first step over these tensors.
@@ -115,9 +116,9 @@ class Optimizer:
         """
         if self.has_momentum and not has_momentum:
             return OptimizerState(self.name, "", {})
-        paged_bytes = 0 if self.paged is None else self.paged(tensors)
+        paged_bytes = 0 if self.paged_bytes is None else self.paged_bytes(tensors)
         return OptimizerState(
-            self.name, self.state_format or dtype, self.states(tensors, dtype), self.note, paged_bytes
+            self.name, self.state_format or dtype, self.state_bytes(tensors, dtype), self.note, paged_bytes
         )
 
 
@@ -127,20 +128,23 @@ class OptimizerState:
 
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
-    split: a note on tensors that have different states; default empty.
-    paged: bytes of states in managed memory; default 0.
+    split_note: a note on tensors that have different states; default empty.
+    paged_bytes: bytes of states in managed memory; default 0.
     """
 
     name: str
     dtype: str
     states: States
-    split: str = ""
-    paged: Number = 0
+    split_note: str = ""
+    paged_bytes: Number = 0
 
     def with_more(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the optimizer state of these tensors plus other tensors."""
-        joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
-        return replace(self, states=joined_states, paged=add(self.paged, other_state.paged))
+        joined_states = {
+            state_name: add(state_size, other_state.states[state_name])
+            for state_name, state_size in self.states.items()
+        }
+        return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 
     @property
     def bytes(self) -> Number:

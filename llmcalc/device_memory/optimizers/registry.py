@@ -92,7 +92,9 @@ def optimizer(optimizer_name: str, option_name: str = "--optimizer") -> Optimize
     hyphenated_name = optimizer_name.lower().replace("_", "-")
     if hyphenated_name in NAMES or WITH_RANK.fullmatch(hyphenated_name):
         return _load_record(hyphenated_name)
-    matching_record = next((record for record in optimizers() if hyphenated_name in record.aliases), None)
+    matching_record = next(
+        (known_optimizer for known_optimizer in optimizers() if hyphenated_name in known_optimizer.aliases), None
+    )
     if matching_record is None:
         known_aliases = (alias for optimizer_record in optimizers() for alias in optimizer_record.aliases)
         suggestion_text = suggest(hyphenated_name, [*NAMES, *known_aliases])

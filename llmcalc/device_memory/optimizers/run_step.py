@@ -39,7 +39,7 @@ def run_step(
             f"{implementation_names}"
         )
     with autograd_graph.no_grad():
-        optimizer_record.step(
+        optimizer_record.run_step(
             OptimizerStep(
                 Aten(autograd_graph),
                 trained_parameters,

@@ -25,7 +25,7 @@ def state_bytes(names: tuple[str, ...], tensors: Sequence[TrainedTensor], dtype:
 
 def allocate_states(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     """Allocates missing optimizer states, the only allocations of `SGDScheduleFree.step`."""
-    for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+    for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
         parameter.states = parameter.states or optimizer_step.new_states_like(parameter.tensor, len(names))
 
 
@@ -34,10 +34,12 @@ def adamw_step(names: tuple[str, ...], optimizer_step: OptimizerStep) -> None:
     allocate_states(names, optimizer_step)
     aten, updated_parameters = optimizer_step.t, optimizer_step.updated_parameters
     if optimizer_step.implementation == "foreach":
-        denominators = [aten.like(parameter.states[-1]) for parameter in optimizer_step.loop_over(updated_parameters)]
+        denominators = [
+            aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(updated_parameters)
+        ]
         optimizer_step.write(updated_parameters, denominators)
         return
-    for parameter in optimizer_step.loop_over(updated_parameters):
+    for parameter in optimizer_step.parameters_in_turn(updated_parameters):
         denominator = aten.like(parameter.states[-1])
         optimizer_step.write(parameter.grad, denominator)
 
@@ -46,10 +48,10 @@ OPTIMIZERS = {
     f"schedule-free-{name}": Optimizer(
         name=f"schedule-free-{name}",
         implementations=("foreach", "loop"),
-        states=partial(state_bytes, state_names),
-        step=partial(step, state_names),
+        state_bytes=partial(state_bytes, state_names),
+        run_step=partial(step, state_names),
         not_in_torch="schedulefree is not a part of torch",
-        by_element=True,
+        updates_any_elements=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))

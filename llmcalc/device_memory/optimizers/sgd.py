@@ -23,10 +23,10 @@ def step(optimizer_step: OptimizerStep) -> None:
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
-    if optimizer_step.momentum:
+    if optimizer_step.has_momentum:
         is_foreach, updated_parameters = optimizer_step.implementation == "foreach", optimizer_step.updated_parameters
         for tensor_group in optimizer_step.group_by_dtype(updated_parameters) if is_foreach else [updated_parameters]:
-            for parameter in optimizer_step.loop_over(tensor_group):
+            for parameter in optimizer_step.parameters_in_turn(tensor_group):
                 parameter.states = parameter.states or optimizer_step.new_states_like(parameter.grad)  # momentum_buffer
 
 
@@ -47,11 +47,11 @@ def build_torch_optimizers(
 OPTIMIZER = Optimizer(
     name="sgd",
     implementations=("foreach", "fused", "loop"),
-    states=state_bytes,
-    step=step,
+    state_bytes=state_bytes,
+    run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,
     state_format_note="without --momentum it keeps no state",
-    by_element=True,
+    updates_any_elements=True,
     witness=BY_TORCH,
 )

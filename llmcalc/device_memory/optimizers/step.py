@@ -26,20 +26,20 @@ class OptimizedParameter:
     """A parameter that an optimizer updates.
 
     tensor: the tensor of the parameter.
-    matrix: whether it is a weight matrix of a layer (`TrainedTensor.is_layer_matrix`), default false.
+    is_layer_matrix: whether it is a weight matrix of a layer (`TrainedTensor.is_layer_matrix`), default false.
     gradient: its gradient; None (default) if it has none, and then a step does not update it.
     states: its optimizer states, empty before the first step. States that all parameters share belong to the first
         parameter that needs them.
     path: path of the parameter.
-    table: whether it is a table of embeddings, default false.
+    is_embedding_table: whether it is a table of embeddings, default false.
     """
 
     tensor: Tensor
-    matrix: bool = False
+    is_layer_matrix: bool = False
     gradient: Tensor | None = None
     states: list[Tensor] = field(default_factory=list)
     path: Any = None
-    table: bool = False
+    is_embedding_table: bool = False
 
     @property
     def grad(self) -> Tensor:
@@ -55,9 +55,9 @@ class OptimizerStep:
     t: torch's operations.
     parameters: all parameters, in the model's order.
     implementation: the library's implementation of the step.
-    momentum: whether SGD has momentum, default false.
-    dtype: number format of the states; default that of the tensors, or of their gradients, as in torch.
-    torch: the version of torch, such as `2.0`; default the newest.
+    has_momentum: whether SGD has momentum, default false.
+    state_format: number format of the states; default that of the tensors, or of their gradients, as in torch.
+    torch_version: the version of torch, such as `2.0`; default the newest.
     pages_states: whether states in managed memory are no tensors of torch's allocator; default false, and then they are
         counted as such.
     """
@@ -65,9 +65,9 @@ class OptimizerStep:
     t: Aten
     parameters: Sequence[OptimizedParameter]
     implementation: OptimizerImplementation
-    momentum: bool = False
-    dtype: Dtype | None = None
-    torch: str = ""
+    has_momentum: bool = False
+    state_format: Dtype | None = None
+    torch_version: str = ""
     pages_states: bool = False
 
     @property
@@ -75,7 +75,7 @@ class OptimizerStep:
         """The parameters that have gradients."""
         return [parameter for parameter in self.parameters if parameter.gradient is not None]
 
-    def loop_over(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
+    def parameters_in_turn(self, parameters: Sequence[OptimizedParameter]) -> Iterator[OptimizedParameter]:
         """Yields the parameters in order, and sets the meter's path to each parameter's path."""
         memory_meter = self.t.graph.meter
         for parameter in parameters:
@@ -83,20 +83,20 @@ class OptimizerStep:
             yield parameter
         memory_meter.parameter_path = None
 
-    def counting_as_states(self) -> AbstractContextManager[None]:
+    def allocating_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
         return count_storages_as(self.t.graph.meter, "optimizer")
 
     def new_states_like(self, tensor: Tensor, state_count: int = 1) -> list[Tensor]:
         """Allocates optimizer states with a tensor's shape, in the states' format. state_count: number of states."""
-        with self.counting_as_states():
-            return [self.t.like(tensor, dtype=self.dtype) for _ in range(state_count)]
+        with self.allocating_states():
+            return [self.t.like(tensor, dtype=self.state_format) for _ in range(state_count)]
 
     def new_paged_states_like(self, tensor: Tensor, dtype: Dtype, state_count: int) -> list[Tensor]:
         """Allocates optimizer states in managed memory. state_count: number of states."""
         if self.pages_states:
             return [empty(NoMeter(), tensor.shape, dtype) for _ in range(state_count)]
-        with self.counting_as_states():
+        with self.allocating_states():
             return [self.t.like(tensor, dtype=dtype) for _ in range(state_count)]
 
     def write(self, written_object: object, *read_tensors: object) -> None:

@@ -45,13 +45,13 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
         from ...simulator.tensor import FLOAT32, INT64, UINT8
 
         aten = optimizer_step.t
-        for parameter in optimizer_step.loop_over(optimizer_step.updated_parameters):
+        for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
             element_count, stored_tensor = parameter.tensor.count, parameter.tensor
             is_quantized = element_count >= LEAST_8BIT and element_count % BLOCK == 0
-            with optimizer_step.counting_as_states():
+            with optimizer_step.allocating_states():
                 for _ in range(0 if parameter.states else 2):
                     if not is_quantized:
-                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.dtype))
+                        parameter.states.append(aten.like(stored_tensor, dtype=optimizer_step.state_format))
                     else:
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
@@ -64,11 +64,11 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
     return Optimizer(
         name=optimizer_name,
         implementations=("loop",),
-        states=state_bytes,
-        step=step,
+        state_bytes=state_bytes,
+        run_step=step,
         not_in_torch="torchao is not a part of torch",
         aliases=aliases,
-        by_rows=True,  # `_new_buffer` quantizes the states of the local tensor
+        updates_any_rows=True,  # `_new_buffer` quantizes the states of the local tensor
         note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
         f"format; the others {bits_per_state} bits per element and an fp32 scale per block",
         witness=source_code_witness("torchao/optim/adam.py, and its compiled step on an H200", COMPARISON),
@@ -80,9 +80,9 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
     from ...simulator.tensor import FLOAT32
 
     number_formats = [FLOAT32, FLOAT32, *([] if code_format is None else [code_format, code_format])]
-    tensors = [optimizer_step.t.new_tensor((element_count,), number_format) for number_format in number_formats]
-    tensors += [optimizer_step.t.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
-    del tensors
+    new_states = [optimizer_step.t.new_tensor((element_count,), number_format) for number_format in number_formats]
+    new_states += [optimizer_step.t.new_tensor((element_count // BLOCK,), FLOAT32) for _ in range(2)]
+    del new_states
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:

@@ -201,7 +201,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, stage: int | None) -> None:
-    """Records as unknown an optimizer of which a share alone is on the host (runtime/zero/offload_config.py)."""
+    """Records a partly offloaded optimizer as an unknown setting (runtime/zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return

@@ -22,23 +22,27 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, ranks, element_bytes = replicated_weights.layout.zero, replicated_weights.ranks, replicated_weights.width
+    stage, replica_group, element_bytes = (
+        replicated_weights.layout.zero,
+        replicated_weights.replica_group,
+        replicated_weights.element_bytes,
+    )
     if not stage:
         for bucket_elements in _bucket_sizes(replicated_weights.elements):
-            yield ranks.message("all_reduce", bucket_elements * element_bytes, 1)
+            yield replica_group.message("all_reduce", bucket_elements * element_bytes, 1)
         return
-    reduction_count = replicated_weights.chunk.batches if stage >= 2 else 1
+    reduction_count = replicated_weights.chunk.micro_batches if stage >= 2 else 1
     reduction_kind: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
-        yield ranks.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
-        yield ranks.replica_all_reduce(bucket_elements * element_bytes // ranks.shards, reduction_count)
+        yield replica_group.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
+        yield replica_group.replica_all_reduce(bucket_elements * element_bytes // replica_group.shards, reduction_count)
     if stage < 3:
-        yield ranks.message("all_gather", replicated_weights.elements * element_bytes, 1)
+        yield replica_group.message("all_gather", replicated_weights.elements * element_bytes, 1)
         return
     for weights in _group_by_module(replicated_weights.weights):
         bucket_elements = sum(weight.tensor.size for weight in weights)
-        yield ranks.message(
-            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.batches * weights[0].count
+        yield replica_group.message(
+            "all_gather", bucket_elements * element_bytes, 2 * replicated_weights.chunk.micro_batches * weights[0].count
         )
 
 
@@ -57,7 +61,7 @@ def _bucket_sizes(element_count: int) -> list[int]:
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
-    """Returns the groups whose messages a config sends beside products; None where it does not state `overlap_comm`.
+    """Returns the groups whose messages overlap the backward pass; None if the config has no `overlap_comm`.
 
     Without it the stage decides (`overlapped_stages` of the stack). Stage 0 reduces after the backward pass, and stages
     1 and 2 gather weights after the update (`allreduce_gradients` of runtime/engine.py, `all_gather_dp_groups`).

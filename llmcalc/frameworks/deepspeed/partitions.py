@@ -21,10 +21,10 @@ Item = TypeVar("Item")
 
 
 class PartitionPiece(NamedTuple):
-    """The piece of a parameter in one rank's partition. elements: the number of elements."""
+    """The piece of a parameter in one rank's partition. element_count: the number of elements."""
 
     rank: int
-    elements: int
+    element_count: int
 
 
 def weight_elements(weight: Tensor) -> int:

@@ -11,11 +11,11 @@ from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import CountedSteps, TrainingConfig, count_steps
 from ...errors import InputError
 from ...parallel.layout import Layout
-from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import layer_stacks
 from ...simulator.meter import Meter
 from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import ReplayResult
+from ...simulator.simulated_work import EFFORT
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
@@ -37,16 +37,16 @@ def new_zero_run(zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> Ze
     """Returns the training run of a rank. Raises `InputError` for settings that are not modelled."""
     settings = zero_setup.settings.with_resolved_values(zero_setup.spec.hidden_size)
     settings.check()
-    _check_training(zero_setup.training, settings)
-    training_config = with_cast_adapters(zero_setup.training)
+    _check_training(zero_setup.training_config, settings)
+    training_config = with_cast_adapters(zero_setup.training_config)
     implementation = training_config.implementation
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
     training_config = replace(training_config, gradient_dtype=None, state_dtype=None, implementation=implementation)
     run_type = _run_type(training_config, settings)
     keeps_master_weights = run_type in (LambRun, OneBitLambRun, ReplicatedRun) and training_config.dtype != "float32"
-    training_config = replace(training_config, master=keeps_master_weights)
-    return run_type(replace(zero_setup, training=training_config, settings=settings), memory_meter)
+    training_config = replace(training_config, has_master_weights=keeps_master_weights)
+    return run_type(replace(zero_setup, training_config=training_config, settings=settings), memory_meter)
 
 
 def _run_type(training_config: TrainingConfig, settings: DeepSpeedSettings) -> type[ZeroRun]:
@@ -93,11 +93,11 @@ def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     for is_modelled, option_text in (
         (training_config.autocast, "--precision autocast"),
-        (training_config.choices.fake_quantization is not None, "--fake-quantize"),
+        (training_config.kernel_choices.fake_quantization is not None, "--fake-quantize"),
         (training_config.first_trained_layer is not None, "--trainable-layers"),
         (training_config.keeps_gradients, "--zero-grad zeros"),
         (training_config.optimizer_in_backward, "--optimizer-in-backward"),
-        (optimizer(training_config.optimizer).by_matrix, f"--optimizer {training_config.optimizer}"),
+        (optimizer(training_config.optimizer).separates_layer_matrices, f"--optimizer {training_config.optimizer}"),
         (training_config.state_dtype not in (None, FLOAT32), "--optimizer-dtype"),
     ):
         if is_modelled:
@@ -134,7 +134,7 @@ def _replay_on_allocator(
     """
     training_run = new_zero_run(zero_setup, memory_meter := EventMeter())
     rank_key = zero_setup.rank if training_run.differs_by_rank else None
-    result_key = rank_key, cuda_runtime.expandable
+    result_key = rank_key, cuda_runtime.has_expandable_segments
     if result_key in stored_runs:
         replay_result, host_memory, replay_units = stored_runs[result_key]
         EFFORT.units += replay_units  # a search ends where it would with each rank replayed
@@ -143,10 +143,10 @@ def _replay_on_allocator(
     replayed_rank: ReplayedRank | None = stored_runs.pop(rank_key, None)  # by the other kind of allocator
     if replayed_rank is None:
         replayed_rank = replay_zero(training_run, memory_meter)
-        if not cuda_runtime.is_tried:
+        if not cuda_runtime.is_search_candidate:
             stored_runs[rank_key] = replayed_rank
     counted_steps, host_memory = replayed_rank
-    replay_result = counted_steps.result_on_allocator(cuda_runtime.expandable)
+    replay_result = counted_steps.result_on_allocator(cuda_runtime.has_expandable_segments)
     stored_runs[result_key] = replay_result, host_memory, EFFORT.units - effort_before
     return replay_result, host_memory
 
@@ -158,10 +158,10 @@ MOST_LAYERS = 10_000
 def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) -> DeviceMemory:
     """Returns the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory_estimate, layout = training_run.memory, training_run.layout
-    layers = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
-    if layers > MOST_LAYERS:
+    layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in memory_estimate.spec.stacks())
+    if layer_count > MOST_LAYERS:
         raise InputError(
-            f"--framework deepspeed: {layers:,} layers are too many, each of which is replayed; expected at most "
+            f"--framework deepspeed: {layer_count:,} layers are too many, each of which is replayed; expected at most "
             f"{MOST_LAYERS:,}"
         )
     settings = settings_of(layout, training_run.own_settings, training_run.version)
@@ -169,16 +169,21 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         settings = replace(settings, offload_optimizer="cpu")
         memory_estimate = memory_estimate.with_(optimizer_offload=None)
     training_config = memory_estimate.training(cuda_runtime)
-    if not training_config.master and training_config.adapters is None and training_config.dtype != "float32":
+    if (
+        not training_config.has_master_weights
+        and training_config.adapters is None
+        and training_config.dtype != "float32"
+    ):
         flag_text = "--master-weights none" if memory_estimate.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{flag_text}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     spec, dp_rank = memory_estimate.spec, layout.coordinates(rank).dp
-    zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace)
+    zero_setup = ZeroSetup(spec, training_config, settings, layout.dp, dp_rank, cuda_runtime.workspace_bytes)
     stored_runs = training_run.recorded_ranks(cuda_runtime)
     replay_result, host_memory = _replay_on_allocator(zero_setup, cuda_runtime, stored_runs)
     tensors_status = tensor_status(settings, training_config)
     return replace(
-        summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_status), host=host_memory
+        summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_status),
+        host=host_memory,
     )
 
 

@@ -14,7 +14,9 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.12),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules("deepspeed", zero=3, other_stages=(1, 2), untried=("tp", "cp", "pp", "vpp", "ep")),
+    layouts=LayoutRules(
+        "deepspeed", default_zero_stage=3, other_zero_stages=(1, 2), untried_sizes=("tp", "cp", "pp", "vpp", "ep")
+    ),
     implied_by=("with --zero 2", lambda request: request.zero_stage() == 2),
     launcher="deepspeed",
     starts_on_every_device=True,

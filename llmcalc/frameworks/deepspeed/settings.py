@@ -105,7 +105,12 @@ class DeepSpeedSettings:
             "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
             "stage3_param_persistence_threshold": 10 * hidden_size,
         }
-        return replace(self, **{field: value for field, value in auto_values.items() if getattr(self, field) == "auto"})
+        return replace(
+            self,
+            **{
+                field: resolved_value for field, resolved_value in auto_values.items() if getattr(self, field) == "auto"
+            },
+        )
 
     @property
     def has_overlapped_reductions(self) -> bool:

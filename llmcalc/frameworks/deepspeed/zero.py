@@ -46,15 +46,15 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 class ZeroSetup:
     """The model, training configuration and DeepSpeed settings of one rank under ZeRO.
 
-    ranks: number of partitions. rank: index of the rank; 0 by default. workspace: bytes of products' workspace.
+    ranks: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products' workspace.
     """
 
     spec: ModelSpec
-    training: TrainingConfig
+    training_config: TrainingConfig
     settings: DeepSpeedSettings
     ranks: int
     rank: int = 0
-    workspace: int = 0
+    workspace_bytes: int = 0
 
 
 class ZeroRun(TrainingRun):
@@ -74,12 +74,12 @@ class ZeroRun(TrainingRun):
     differs_by_rank: ClassVar[bool] = False
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
-        super().__init__(zero_setup.spec, zero_setup.training, None, zero_setup.workspace, memory_meter)
+        super().__init__(zero_setup.spec, zero_setup.training_config, None, zero_setup.workspace_bytes, memory_meter)
         settings = zero_setup.settings
         self.settings: DeepSpeedSettings = settings
         self.ranks: int = zero_setup.ranks
         self.rank: int = zero_setup.rank
-        self.dtype: Dtype = DTYPES[zero_setup.training.dtype]
+        self.dtype: Dtype = DTYPES[zero_setup.training_config.dtype]
         self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
         self.bucket_elements: int = settings.size_in_elements("reduce_bucket_size")
@@ -118,7 +118,7 @@ class ZeroRun(TrainingRun):
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         master_tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
         optimizer_record = optimizer(self.training.optimizer)
-        optimizer_states = optimizer_record.state([master_tensor], FLOAT32.name, self.training.momentum).states
+        optimizer_states = optimizer_record.state([master_tensor], FLOAT32.name, self.training.has_momentum).states
         return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...device_memory.device_memory import MemoryTerm
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...errors import InputError
 from ...simulator.meter import AllocationPlace, Meter
@@ -37,7 +37,7 @@ class Stage3Run(ZeroRun):
 
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
-        cross_entropy = zero_setup.training.choices.cross_entropy
+        cross_entropy = zero_setup.training_config.kernel_choices.cross_entropy
         if cross_entropy in ("chunked", "split", "selective-chunked"):
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
@@ -91,7 +91,9 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
-        group_sizes = [sum(parameter.shard_elements for parameter in group) for group in self.groups]
+        group_sizes = [
+            sum(parameter.shard_elements for parameter in parameter_group) for parameter_group in self.groups
+        ]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
@@ -125,22 +127,22 @@ class Stage3Run(ZeroRun):
             with count_storages_as(memory_meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(memory_meter, (element_count,), FLOAT32)))
             del fp32_copy
-        largest_group = max(sum(parameter.shard_elements for parameter in group) for group in self.groups)
+        largest_group = max(sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.groups)
         gradient_buffer = Storage(memory_meter, largest_group * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained_parameters: list[Parameter]) -> list[list[Parameter]]:
         """Returns the parameter sub-groups, each for one optimizer step (`_create_fp16_sub_groups`)."""
-        groups: list[list[Parameter]] = [[]]
+        sub_groups: list[list[Parameter]] = [[]]
         for parameter in trained_parameters:
             if (
-                groups[-1]
-                and sum(group_parameter.shard_elements for group_parameter in groups[-1])
+                sub_groups[-1]
+                and sum(group_parameter.shard_elements for group_parameter in sub_groups[-1])
                 >= self.settings.sub_group_size
             ):
-                groups.append([])
-            groups[-1].append(parameter)
-        return groups
+                sub_groups.append([])
+            sub_groups[-1].append(parameter)
+        return sub_groups
 
     # --- passes -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...device_memory.device_memory import MemoryTerm
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, count_storages_as, empty
@@ -38,19 +38,19 @@ class GradientBucket:
     """Gradients that are reduced together (`IPGBucket`).
 
     buffers: buffers for their copies; two if reductions overlap the backward pass.
-    index: the buffer that is being filled.
-    weights: the parameters of the gradients.
-    elements: elements of all gradients.
+    buffer_index: the buffer that is being filled.
+    parameters: the parameters of the gradients.
+    element_count: elements of all gradients.
     """
 
     buffers: list[Storage] = field(default_factory=list)
-    index: int = 0
-    weights: list[Tensor] = field(default_factory=list)
-    elements: int = 0
+    buffer_index: int = 0
+    parameters: list[Tensor] = field(default_factory=list)
+    element_count: int = 0
 
     def clear(self) -> None:
         """Empties the gradient bucket."""
-        self.weights, self.elements = [], 0
+        self.parameters, self.element_count = [], 0
 
 
 class PartitionedRun(ZeroRun):
@@ -102,11 +102,16 @@ class PartitionedRun(ZeroRun):
         element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(offset, count, self.partition_size)
-            for weight, offset, count in zip(ordered_parameters, start_offsets, element_counts, strict=True)
+            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
+            for weight, start_offset, parameter_elements in zip(
+                ordered_parameters, start_offsets, element_counts, strict=True
+            )
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank
+            weight_id: piece
+            for weight_id, weight_pieces in self.pieces.items()
+            for piece in weight_pieces
+            if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with count_storages_as(self.meter, "weights"):
@@ -198,7 +203,7 @@ class PartitionedRun(ZeroRun):
         if self.has_buffers:
             return
         if self.has_contiguous_buffer:
-            self.bucket.buffers, self.bucket.index = [], 0
+            self.bucket.buffers, self.bucket.buffer_index = [], 0
             with count_storages_as(self.meter, "communication"):
                 for _ in range(2 if self.settings.has_overlapped_reductions else 1):
                     self.bucket.buffers.append(Storage(self.meter, self.bucket_elements * self.bucket_dtype.bytes))
@@ -230,22 +235,24 @@ class PartitionedRun(ZeroRun):
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket, reducing a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
         bucket, settings, element_count = self.bucket, self.settings, weight_elements(weight)
-        if bucket.elements + element_count > self.bucket_elements:
+        if bucket.element_count + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
             if self.has_contiguous_buffer and settings.has_overlapped_reductions:
-                bucket.index = 1 - bucket.index
+                bucket.buffer_index = 1 - bucket.buffer_index
         if self.has_contiguous_buffer:
             if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
-                self._store_gradient(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
-        bucket.elements += element_count
-        bucket.weights.append(weight)
+                self._store_gradient(
+                    weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.buffer_index])
+                )
+        bucket.element_count += element_count
+        bucket.parameters.append(weight)
 
     def reduce_ipg_grads(self) -> None:
         """Reduces a bucket, and frees the gradients of other ranks' partitions."""
         grad_bucket, settings = self.bucket, self.settings
-        if not grad_bucket.weights:
+        if not grad_bucket.parameters:
             return
         with self.reduction_stream():
             if self.has_contiguous_buffer:
@@ -254,14 +261,14 @@ class PartitionedRun(ZeroRun):
             else:
                 self._clear_previous_reduced_grads()
                 rank_pieces = [
-                    self.rank_pieces[id(weight)] for weight in grad_bucket.weights if id(weight) in self.rank_pieces
+                    self.rank_pieces[id(weight)] for weight in grad_bucket.parameters if id(weight) in self.rank_pieces
                 ]
                 if rank_pieces and self.has_accumulated_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 self._allreduce(
-                    [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.weights], rank_pieces
+                    [PartitionPiece(-1, weight_elements(weight)) for weight in grad_bucket.parameters], rank_pieces
                 )
-            for weight in grad_bucket.weights:
+            for weight in grad_bucket.parameters:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
                     if settings.has_overlapped_reductions and not self.has_contiguous_buffer:
@@ -281,31 +288,40 @@ class PartitionedRun(ZeroRun):
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer or one oversized gradient, piece by piece, to the owning ranks."""
         settings, rank_number = self.settings, self.rank
-        pieces: list[PartitionPiece] = []
-        for weight in self.bucket.weights:
+        pieces_to_reduce: list[PartitionPiece] = []
+        for weight in self.bucket.parameters:
             for weight_piece in self.pieces[id(weight)]:
                 is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                if pieces and not is_accumulated and settings.reduce_scatter and pieces[-1].rank == weight_piece.rank:
-                    pieces[-1] = pieces[-1]._replace(elements=pieces[-1].elements + weight_piece.elements)
+                if (
+                    pieces_to_reduce
+                    and not is_accumulated
+                    and settings.reduce_scatter
+                    and pieces_to_reduce[-1].rank == weight_piece.rank
+                ):
+                    pieces_to_reduce[-1] = pieces_to_reduce[-1]._replace(
+                        element_count=pieces_to_reduce[-1].element_count + weight_piece.element_count
+                    )
                 else:
-                    pieces.append(weight_piece)
+                    pieces_to_reduce.append(weight_piece)
         if not settings.reduce_scatter:
-            whole_bucket = PartitionPiece(-1, self.bucket.elements)
-            self._allreduce([whole_bucket], [piece for piece in pieces if piece.rank == rank_number])
+            whole_bucket = PartitionPiece(-1, self.bucket.element_count)
+            self._allreduce([whole_bucket], [piece for piece in pieces_to_reduce if piece.rank == rank_number])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._reduce_in_batches(pieces)
+            self._reduce_in_batches(pieces_to_reduce)
         else:
-            for rank in dict.fromkeys(weight_piece.rank for weight_piece in pieces):
-                self._reduce_in_batches([weight_piece for weight_piece in pieces if weight_piece.rank == rank])
+            for rank in dict.fromkeys(weight_piece.rank for weight_piece in pieces_to_reduce):
+                self._reduce_in_batches(
+                    [weight_piece for weight_piece in pieces_to_reduce if weight_piece.rank == rank]
+                )
 
     def _reduce_in_batches(self, pieces_to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
         reduction_batch: list[PartitionPiece] = []
         for weight_piece in pieces_to_reduce:
             reduction_batch.append(weight_piece)
-            if sum(queued_piece.elements for queued_piece in reduction_batch) > self.bucket_elements:
+            if sum(queued_piece.element_count for queued_piece in reduction_batch) > self.bucket_elements:
                 self._allreduce(reduction_batch)
                 reduction_batch = []
         if reduction_batch:
@@ -318,7 +334,7 @@ class PartitionedRun(ZeroRun):
 
         accumulated_pieces: pieces that this rank accumulates; by default its own pieces among `reduced_pieces`.
         """
-        element_count = sum(weight_piece.elements for weight_piece in reduced_pieces)
+        element_count = sum(weight_piece.element_count for weight_piece in reduced_pieces)
         flat_bucket = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
         message_buffer = (
             Storage(self.meter, element_count * self.communication_dtype.bytes)
@@ -328,7 +344,7 @@ class PartitionedRun(ZeroRun):
         if self.has_accumulated_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:
-                    fp32_buffer = Storage(self.meter, weight_piece.elements * FLOAT32.bytes)
+                    fp32_buffer = Storage(self.meter, weight_piece.element_count * FLOAT32.bytes)
                     del fp32_buffer
         del flat_bucket, message_buffer
 
@@ -358,7 +374,7 @@ class PartitionedRun(ZeroRun):
         Source: `set_norm_for_param_grad_in_gpu`, `async_inplace_copy_grad_to_fp32_buffer_from_gpu`.
         """
         if self.is_last_microbatch:
-            piece_elements = self.rank_pieces[id(weight)].elements
+            piece_elements = self.rank_pieces[id(weight)].element_count
             float64_copy = Storage(self.meter, piece_elements * DOUBLE)
             self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
             del float64_copy
@@ -412,7 +428,7 @@ class PartitionedRun(ZeroRun):
         assert self.accumulated_partition is not None
         self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
         padding_elements = self.partition_size - sum(
-            self.rank_pieces[id(weight)].elements for weight in self.rank_parameters
+            self.rank_pieces[id(weight)].element_count for weight in self.rank_parameters
         )
         if padding_elements:
             with count_storages_as(self.meter, "gradients"):
@@ -429,7 +445,7 @@ class PartitionedRun(ZeroRun):
         (trained_partition,) = self.trained
         if self.settings.compute_grad_norm:
             for rank_piece in self.rank_pieces.values():  # scaled_global_norm
-                float64_copy = Storage(self.meter, rank_piece.elements * DOUBLE)
+                float64_copy = Storage(self.meter, rank_piece.element_count * DOUBLE)
                 del float64_copy
         with count_storages_as(self.meter, "gradients"):
             trained_partition.gradient = self._single_grad_partition()

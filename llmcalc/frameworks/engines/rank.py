@@ -300,14 +300,14 @@ class EngineRank:
     def weights_by_component(self) -> dict[str, int]:
         """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
         memory_use = self.memory_use
-        if memory_use.quantized is not None:
+        if memory_use.quantized_size is not None:
             return {
                 component_name: int(stored_bytes.total)
-                for component_name, stored_bytes in memory_use.quantized.by_component.items()
+                for component_name, stored_bytes in memory_use.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, memory_use.dtype))
-            for component_name, component_bytes in memory_use.count.by_component.items()
+            for component_name, component_bytes in memory_use.parameter_count.by_component.items()
         }
 
     @cached_property

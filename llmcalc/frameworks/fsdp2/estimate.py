@@ -19,7 +19,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
     memory_use, parameter_count, training_config = (
         memory_estimate.states,
-        memory_estimate.states.count.total,
+        memory_estimate.states.parameter_count.total,
         memory_estimate.training(),
     )
     parameter_bytes = bytes_per_parameter(memory_estimate)
@@ -34,8 +34,8 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
             (memory_use.weights + memory_use.gradients + optimizer_states) / parameter_count - master_weight_bytes,
         )
     compute_config, fsdp_settings = torchtitan_training(memory_estimate.spec, training_config)
-    shard_dtype = FLOAT32.name if training_config.master else training_config.dtype
-    step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, master=False))
+    shard_dtype = FLOAT32.name if training_config.has_master_weights else training_config.dtype
+    step_bytes = measure_optimizer_step(replace(training_config, dtype=shard_dtype, has_master_weights=False))
     element_sizes = DTYPES[training_config.dtype].bytes, DTYPES[shard_dtype].bytes
     transient_function = partial(
         transient_bytes,
@@ -43,7 +43,7 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         *element_sizes,
         memory_use.trained_parameters / parameter_count,
         fsdp_settings.outer_groups == "separate",
-        fsdp_settings.keeps_last,
+        fsdp_settings.keeps_last_layer_gathered,
     )
     return estimate_with_torch_kernels(
         memory_estimate, parameter_bytes, compute_config, transient_function, pads_rows=True
@@ -66,7 +66,8 @@ def transient_bytes(
     element_bytes: bytes of an element of gathered parameters and of gradients.
     shard_width: bytes of an element of a shard.
     trained_share: the share of the parameters that is trained.
-    splits_head, keeps_last_layer: `splits` and `keeps_last` of `FsdpSettings`.
+    splits_head: whether embedding and head are separate groups.
+    keeps_last_layer: `keeps_last_layer_gathered` of `FsdpSettings`.
 
     Layers are gathered one by one, and the next one with each. Modules outside the layers stay gathered, unless
     embedding and head, of one size, are gathered by themselves (`splits_head`). The last layer may stay gathered

@@ -118,8 +118,8 @@ class FsdpProfile(RingAttentionKernels):
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
         layer = self.parameter_layer(parameter_key)
-        if sharding.experts is not None and len(template.shape) == 3 and layer.layer_index >= 0:
-            layer, sharding = layer._replace(has_experts=True), sharding.experts
+        if sharding.expert_sharding is not None and len(template.shape) == 3 and layer.layer_index >= 0:
+            layer, sharding = layer._replace(has_experts=True), sharding.expert_sharding
         is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
         element_bytes = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[parameter_key] = Parameter(
@@ -154,7 +154,7 @@ class FsdpProfile(RingAttentionKernels):
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
         assert self.traffic is not None
         float8_settings = self.traffic.sharding.float8
-        if float8_settings is None or not float8_settings.gathers or len(template.shape) != 2:
+        if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
             return False
         layer_name = self.parameter_name(parameter_key).removesuffix(".weight")
         if layer_name == EMBEDDING.path:
@@ -331,7 +331,7 @@ class FsdpProfile(RingAttentionKernels):
     @property
     def has_row_exchange(self) -> bool:
         """Whether expert parallelism divides the experts over ranks, so that ranks exchange token rows."""
-        return self.traffic is not None and self.traffic.sharding.experts is not None
+        return self.traffic is not None and self.traffic.sharding.expert_sharding is not None
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
         """Returns reordered rows. Autograd saves the index of the new order."""

@@ -22,36 +22,40 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
     All shards are padded to the longest.
     """
-    layout, ranks = replicated_weights.layout, replicated_weights.ranks
+    layout, replica_group = replicated_weights.layout, replicated_weights.replica_group
     if not layout.zero:
-        yield ranks.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
+        yield replica_group.message("all_reduce", replicated_weights.elements * FLOAT32, 1)
         return
-    outside_parameters: Number = 0
+    elements_outside_layers: Number = 0
     sizes_by_group: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in replicated_weights.weights:
-        row_count, *other_sizes = weight.tensor.shape
-        elements = shard_rows(row_count, ranks.shards, 0) * ranks.shards
-        for axis_size in other_sizes:
-            elements *= axis_size
+        row_count, *other_axis_sizes = weight.tensor.shape
+        padded_elements = shard_rows(row_count, replica_group.shards, 0) * replica_group.shards
+        for axis_size in other_axis_sizes:
+            padded_elements *= axis_size
         stack_name, layer_indices = weight.path[0]
         if stack_name not in ("layers", MTP.name):
-            outside_parameters += elements
+            elements_outside_layers += padded_elements
             continue
         layers = tuple(layer_indices or ())
         previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
         sizes_by_group[stack_name, *layers] = (
-            previous_elements + elements * (weight.count // len(layers)),
+            previous_elements + padded_elements * (weight.count // len(layers)),
             len(layers),
         )
-    pass_count = replicated_weights.chunk.batches if layout.pp == 1 else 1
+    pass_count = replicated_weights.chunk.micro_batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
-    for elements, layer_count, layer_repeats in [
-        *((elements, layer_count, gathers_per_step) for elements, layer_count in sizes_by_group.values()),
-        (outside_parameters, 1, 1),
+    for padded_elements, layer_count, layer_repeats in [
+        *((padded_elements, layer_count, gathers_per_step) for padded_elements, layer_count in sizes_by_group.values()),
+        (elements_outside_layers, 1, 1),
     ]:
-        yield ranks.message("all_gather", elements * replicated_weights.width, layer_count * layer_repeats * pass_count)
-        yield ranks.message("reduce_scatter", elements * FLOAT32, layer_count * pass_count)
-        yield ranks.replica_all_reduce(elements * FLOAT32 // ranks.shards, layer_count * pass_count)
+        yield replica_group.message(
+            "all_gather", padded_elements * replicated_weights.element_bytes, layer_count * layer_repeats * pass_count
+        )
+        yield replica_group.message("reduce_scatter", padded_elements * FLOAT32, layer_count * pass_count)
+        yield replica_group.replica_all_reduce(
+            padded_elements * FLOAT32 // replica_group.shards, layer_count * pass_count
+        )
 
 
 def gradient_rules() -> GradientRules:

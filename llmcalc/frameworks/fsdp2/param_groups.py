@@ -46,8 +46,8 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 class FsdpSharding:
     """The sharding of a rank's parameters: numbers of shards and replicas, number formats, and offloading.
 
-    shards: number of shards of a parameter.
-    index: the shard of this rank.
+    shard_count: number of shards of a parameter.
+    shard_index: the shard of this rank.
     replicas: groups of ranks, each with all shards (HSDP), 1 by default.
     dtype: number format of shards, of their gradients and of the optimizer's states.
     gathered_dtype: number format in which parameters are gathered and modules compute.
@@ -57,15 +57,15 @@ class FsdpSharding:
     divides_loss: whether a tensor group computes the loss on divided logits, true by default.
     frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
     copies_gathered: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
-    overlaps: whether compiled layers use asynchronous tensor parallelism, false by default.
-    offloads: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`), false by
-        default.
-    experts: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
-    is_of_experts: whether it is that of the experts' weights, false by default.
+    overlaps_products: whether compiled layers use asynchronous tensor parallelism, false by default.
+    offloads_to_host: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`),
+        false by default.
+    expert_sharding: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
+    shards_experts: whether it is that of the experts' weights, false by default.
     """
 
-    shards: int
-    index: int
+    shard_count: int
+    shard_index: int
     replicas: int
     dtype: Dtype
     gathered_dtype: Dtype
@@ -75,10 +75,10 @@ class FsdpSharding:
     divides_loss: bool = True
     frozen_dtype: Dtype | None = None
     copies_gathered: bool = False
-    overlaps: bool = False
-    offloads: bool = False
-    experts: FsdpSharding | None = None
-    is_of_experts: bool = False
+    overlaps_products: bool = False
+    offloads_to_host: bool = False
+    expert_sharding: FsdpSharding | None = None
+    shards_experts: bool = False
 
 
 class GatheredStorage(Storage):
@@ -139,11 +139,13 @@ class Parameter:
     ) -> None:
         self.has_partial_gradient: bool = has_partial_gradient
         row_count, *row_shape = template.shape
-        divides_matrices = len(template.shape) == 3 and fsdp_sharding.is_of_experts and row_count < fsdp_sharding.shards
+        divides_matrices = (
+            len(template.shape) == 3 and fsdp_sharding.shards_experts and row_count < fsdp_sharding.shard_count
+        )
         if divides_matrices:  # torchtitan, distributed/fsdp.py: `Shard(1)` of fewer experts than ranks
             row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
-        part_rows = ceil_div(row_count, fsdp_sharding.shards)
-        shard_rows = max(0, min(part_rows, row_count - fsdp_sharding.index * part_rows))
+        part_rows = ceil_div(row_count, fsdp_sharding.shard_count)
+        shard_rows = max(0, min(part_rows, row_count - fsdp_sharding.shard_index * part_rows))
         self.path: Path = parameter_path
         self.shard_elements: int = part_rows * count(tuple(row_shape))
         self.width: int = element_bytes
@@ -152,10 +154,12 @@ class Parameter:
         if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
             dtype = gathered_dtype = UINT8
         with count_storages_as(memory_meter, "weights"):
-            shard_storage = Storage(memory_meter, 0 if fsdp_sharding.offloads else self.shard_elements * dtype.bytes)
+            shard_storage = Storage(
+                memory_meter, 0 if fsdp_sharding.offloads_to_host else self.shard_elements * dtype.bytes
+            )
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
         self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.leaf)
-        storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shards * element_bytes)
+        storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shard_count * element_bytes)
         self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
@@ -274,14 +278,22 @@ class ParamGroup:
         """Yields the group's collectives in a step. reduce_passes: number of backward passes that reduce gradients."""
         sharding = self.sharding
         trained_elements = sum(parameter.shard_elements for parameter in self.parameters if parameter.shard.leaf)
-        gathered_bytes = self.gather_bytes * sharding.shards
+        gathered_bytes = self.gather_bytes * sharding.shard_count
         reduced_bytes = trained_elements * sharding.reduce_dtype.bytes
-        if sharding.shards > 1:
+        if sharding.shard_count > 1:
             for backward in (False, True) if self.reshards else (False,):
-                yield Collective(self.name, "all_gather", "dp", sharding.shards, backward, gathered_bytes, microbatches)
-        if sharding.shards > 1 and trained_elements:
+                yield Collective(
+                    self.name, "all_gather", "dp", sharding.shard_count, backward, gathered_bytes, microbatches
+                )
+        if sharding.shard_count > 1 and trained_elements:
             yield Collective(
-                self.name, "reduce_scatter", "dp", sharding.shards, True, reduced_bytes * sharding.shards, reduce_passes
+                self.name,
+                "reduce_scatter",
+                "dp",
+                sharding.shard_count,
+                True,
+                reduced_bytes * sharding.shard_count,
+                reduce_passes,
             )
         if sharding.replicas > 1 and trained_elements:
             yield Collective(self.name, "all_reduce", "replicas", sharding.replicas, True, reduced_bytes, reduce_passes)
@@ -302,20 +314,25 @@ class ParamGroup:
         comm, sharding = self.traffic, self.sharding
         shard_bytes = self.gather_bytes
         with count_storages_as(comm.meter, "communication") if stream is None else comm.communication_stream(stream):
-            if sharding.shards == 1:
+            if sharding.shard_count == 1:
                 return Storage(comm.meter, 0)
             _kept_inputs = self._all_gather_inputs()
             comm.collectives.append(
                 Collective(
-                    self.name, "all_gather", "dp", sharding.shards, not is_forward, shard_bytes * sharding.shards
+                    self.name,
+                    "all_gather",
+                    "dp",
+                    sharding.shard_count,
+                    not is_forward,
+                    shard_bytes * sharding.shard_count,
                 )
             )
-            return Storage(comm.meter, shard_bytes * sharding.shards)
+            return Storage(comm.meter, shard_bytes * sharding.shard_count)
 
     def _all_gather_inputs(self) -> list[Storage]:
         """Allocates the inputs of an all-gather: one cast of all shards, or one copy from the host per shard."""
         memory_meter, sharding = self.traffic.meter, self.sharding
-        if sharding.offloads:
+        if sharding.offloads_to_host:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
         cast_parameters = [parameter for parameter in self.parameters if parameter.is_cast]
         cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast_parameters)
@@ -340,17 +357,17 @@ class ParamGroup:
         for parameter in self.parameters:
             self._copy_out(parameter)
         self.is_unsharded = True
-        if is_forward and self.sharding.shards > 1:
+        if is_forward and self.sharding.shard_count > 1:
             communication.last_gathered = self.all_gather_result
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
         """Allocates an unsharded parameter, after a cast of the shard on a single rank."""
         sharding = self.sharding
-        if sharding.shards == 1 and sharding.offloads:
+        if sharding.shard_count == 1 and sharding.offloads_to_host:
             with count_storages_as(self.traffic.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
-        elif sharding.shards == 1 and parameter.is_cast:
+        elif sharding.shard_count == 1 and parameter.is_cast:
             _kept_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
         assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
         parameter.unsharded_param.storage.fill()
@@ -493,24 +510,26 @@ class ParamGroup:
         """
         comm, sharding = self.traffic, self.sharding
         element_count = sum(parameter.shard_elements for parameter in gradient_params)
-        if sharding.shards > 1:
+        if sharding.shard_count > 1:
             _unsharded_grad = unsharded_grads[-1]
         buffer_bytes = element_count * sharding.reduce_dtype.bytes
         with count_storages_as(comm.meter, "communication"):
-            reduce_scatter_input = Storage(comm.meter, buffer_bytes * sharding.shards)
+            reduce_scatter_input = Storage(comm.meter, buffer_bytes * sharding.shard_count)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
-        makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in gradient_params)
+        makes_gradients = not sharding.offloads_to_host and any(
+            parameter.shard.grad is None for parameter in gradient_params
+        )
         casts_gradients = sharding.reduce_dtype is not sharding.dtype
         with (
             comm.communication_stream(REDUCE),
             count_storages_as(comm.meter, "gradients" if makes_gradients and not casts_gradients else "communication"),
         ):
             reduce_output = Storage(comm.meter, buffer_bytes)
-            if sharding.shards > 1:
-                whole_bytes = buffer_bytes * sharding.shards
+            if sharding.shard_count > 1:
+                whole_bytes = buffer_bytes * sharding.shard_count
                 comm.collectives.append(
-                    Collective(self.name, "reduce_scatter", "dp", sharding.shards, True, whole_bytes)
+                    Collective(self.name, "reduce_scatter", "dp", sharding.shard_count, True, whole_bytes)
                 )
             if sharding.replicas > 1:
                 comm.collectives.append(
@@ -526,7 +545,7 @@ class ParamGroup:
                 reduce_output = Storage(comm.meter, element_count * sharding.dtype.bytes)
         for parameter in gradient_params:  # views of the sum, or added to the gradients that are there
             if parameter.shard.grad is None:
-                gradient_storage = Storage(comm.meter, 0) if sharding.offloads else reduce_output
+                gradient_storage = Storage(comm.meter, 0) if sharding.offloads_to_host else reduce_output
                 parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, gradient_storage)
         return reduce_scatter_input, all_reduce_input
 

@@ -42,26 +42,27 @@ ACTIVE = 3
 class ScheduleSettings:
     """The settings with which torchtitan runs a pipeline schedule.
 
-    returns: whether `step` returns the concatenated outputs of the last stage; false by default, as since 2025-10-22.
+    returns_outputs: whether `step` returns the concatenated outputs of the last stage; false by default, as since
+        2025-10-22.
     gathers_ahead: whether a schedule with several stages per rank gathers a stage before its first pass and frees it
         after its last pass; true by default, as in torch 2.13. Otherwise the first pass of each group gathers it.
-    schedules: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
-    keeps_outputs: with `returns`, whether all stages keep their outputs until the next schedule; false by default, as
-        since 2025-05-13.
+    schedules_per_step: number of schedules per step, each with an equal part of the micro-batches; 1 by default.
+    keeps_outputs: with `returns_outputs`, whether all stages keep their outputs until the next schedule; false by
+        default, as since 2025-05-13.
     keeps_gradients: whether the gradients of received inputs stay until the next schedule; false by default, as since
         2025-10-01.
-    finishes: whether a schedule ends its reductions; true by default, as since 2025-01-10. Otherwise the last buffer
-        stays until the first reduction of the next step.
+    ends_reductions: whether a schedule ends its reductions; true by default, as since 2025-01-10. Otherwise the last
+        buffer stays until the first reduction of the next step.
     infers_shapes: whether each stage runs a forward pass before the first step to infer the shapes of its messages;
         false by default, as since 2026-03-18.
     """
 
-    returns: bool = False
+    returns_outputs: bool = False
     gathers_ahead: bool = True
-    schedules: int = 1
+    schedules_per_step: int = 1
     keeps_outputs: bool = False
     keeps_gradients: bool = False
-    finishes: bool = True
+    ends_reductions: bool = True
     infers_shapes: bool = False
 
 
@@ -73,7 +74,7 @@ NEWEST = ScheduleSettings()
 class ShardedSetup(RankSetup):
     """The settings of one rank's training under `fully_shard`. schedule_settings: settings of the pipeline schedule."""
 
-    fsdp: FsdpSettings = TITAN
+    fsdp_settings: FsdpSettings = TITAN
     schedule_settings: ScheduleSettings = NEWEST
 
 
@@ -86,19 +87,19 @@ class ShardedChunk(ModelChunk):
     def __init__(self, sharded_setup: ShardedSetup, pipeline_stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         super().__init__(sharded_setup, pipeline_stage, memory_meter)
         self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
-        self.fsdp: FsdpSettings = sharded_setup.fsdp
+        self.fsdp: FsdpSettings = sharded_setup.fsdp_settings
         self.reshard: bool = sharded_setup.layout.reshard
-        other_streams = ALL_REDUCE * pipeline_stage.chunk
+        other_streams = ALL_REDUCE * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
-            sharded_setup.training, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
+            sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
         )
         self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
-        if sharded_setup.fsdp.outer_keys and (
-            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training)
+        if sharded_setup.fsdp_settings.outer_keys and (
+            sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)
         ):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {sharing_reason}")
-        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp.outer_keys)
+        self.lowering.shard(self.traffic, self.stacks, sharded_setup.fsdp_settings.outer_keys)
         self.gathers: bool = False
         self.schedule_settings = sharded_setup.schedule_settings
         self.output_chunks: list[Tensor] = []
@@ -141,7 +142,7 @@ class ShardedChunk(ModelChunk):
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs the forward pass of micro-batch `i`, and stores the output."""
         stage_output = super().forward_one_chunk(i)
-        if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
+        if self.schedule_settings.returns_outputs and (self.stage.has_head or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(stage_output)
         return stage_output
 
@@ -154,7 +155,7 @@ class ShardedChunk(ModelChunk):
 
     def merge_outputs(self) -> None:
         """Concatenates the outputs of all micro-batches into a tensor that torchtitan does not use."""
-        if self.output_chunks and self.stage.last:
+        if self.output_chunks and self.stage.has_head:
             output_shape, dtype = self.output_chunks[0].shape, self.output_chunks[0].dtype
             self.meter.place = AllocationPlace("backward")
             empty(self.meter, (self.training.microbatches * output_shape[0], *output_shape[1:]), dtype)
@@ -202,7 +203,7 @@ class ShardedChunk(ModelChunk):
         self.keep_unsharded(False)
         for parameter_group in self.groups("backward"):
             parameter_group.post_backward()
-        if self.schedule_settings.finishes:
+        if self.schedule_settings.ends_reductions:
             self.traffic.finish(list(self.lowering.groups.values()))
         self.keep_unsharded(True)
 
@@ -232,34 +233,34 @@ def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> Sc
 
     returns_outputs = is_before(RETURNS_NOTHING)
     return ScheduleSettings(
-        returns=returns_outputs,
+        returns_outputs=returns_outputs,
         gathers_ahead=not returns_outputs,
-        schedules=schedule_count,
+        schedules_per_step=schedule_count,
         keeps_outputs=is_before(LAST_OUTPUTS),
         keeps_gradients=is_before(FREES_GRADIENTS),
-        finishes=not is_before(FINISHES),
+        ends_reductions=not is_before(FINISHES),
         infers_shapes=is_before(INFERS_ON_META),
     )
 
 
 class ShardedRank(RankRun):
-    """The training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
+    """The training steps of a pipeline rank. Raises `InputError` for unsupported optimizers, layouts and schedules."""
 
     chunk_type = ShardedChunk
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
     def __init__(self, sharded_setup: ShardedSetup, memory_meter: Meter | EventRecorder) -> None:
         layout, schedule_settings = sharded_setup.layout, sharded_setup.schedule_settings
-        self.schedules: int = schedule_settings.schedules
-        microbatches = sharded_setup.training.microbatches // schedule_settings.schedules
+        self.schedules: int = schedule_settings.schedules_per_step
+        microbatches = sharded_setup.training_config.microbatches // schedule_settings.schedules_per_step
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
             raise InputError(
                 f"--num-microbatches: {microbatches}; a pipeline of {pp} stages takes at least {pp} in torch"
             )
-        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training.seq)
-        rank_training = replace(sharded_setup.training, seq=rank_tokens, microbatches=microbatches)
-        super().__init__(replace(sharded_setup, training=rank_training), memory_meter)
+        rank_tokens = sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
+        rank_training = replace(sharded_setup.training_config, seq=rank_tokens, microbatches=microbatches)
+        super().__init__(replace(sharded_setup, training_config=rank_training), memory_meter)
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
         self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
@@ -310,11 +311,14 @@ class ShardedRank(RankRun):
 
 
 def _active_chunks(actions: Sequence[PassAction], max_active: int) -> Iterator[tuple[int, ...]]:
-    """Yields for each action the chunks whose parameters are gathered: its own, and those of the next actions."""
+    """Yields for each action the chunks with gathered parameters: the action's chunk and those of the next actions."""
     active_chunks: list[tuple[int, ...]] = []
     next_chunks: tuple[int, ...] = ()
     for schedule_action in reversed(actions):
-        next_chunks = (schedule_action.chunk, *(chunk for chunk in next_chunks if chunk != schedule_action.chunk))
+        next_chunks = (
+            schedule_action.chunk_index,
+            *(chunk for chunk in next_chunks if chunk != schedule_action.chunk_index),
+        )
         active_chunks.append(next_chunks[:max_active])
     return reversed(active_chunks)
 
@@ -326,16 +330,16 @@ def stage_memory(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime, tensors
     def record_steps(shortens_loops: bool) -> RepeatAnalysis:
         """Records two training steps. shortens_loops: whether sequences of equal layers are shortened."""
         sharded_rank = ShardedRank(sharded_setup, memory_meter := EventRecorder())
-        layer_period = sharded_setup.training.layer_period
+        layer_period = sharded_setup.training_config.layer_period
         stacks, shortened_stacks = shorten_layers(sharded_rank.chunks, layer_period, shortens_loops)
         return RepeatAnalysis(record_two_steps(sharded_rank, memory_meter), stacks, shortened_stacks)
 
     try:  # with more than one layer of prefetch the first and the last layers gather fewer
-        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp.prefetch <= 1)
+        repeat_analysis = record_steps(shortens_loops=sharded_setup.fsdp_settings.prefetch <= 1)
     except NotRepeatingError:
         repeat_analysis = record_steps(shortens_loops=False)
     replay_result = repeat_analysis.count_bytes({})
-    block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.expandable), {})
+    block_overhead = repeat_analysis.allocator_overhead(CachingAllocator(cuda_runtime.has_expandable_segments), {})
     replay_result.slop, replay_result.slop_after = block_overhead.slop, block_overhead.slop_after
-    replay_result.reserved = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free
-    return summarize_memory(replay_result, cuda_runtime.context, layer_stacks(sharded_setup.spec), tensors_term)
+    replay_result.reserved_bytes = replay_result.peak[1].bytes + block_overhead.slop + block_overhead.free_bytes
+    return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(sharded_setup.spec), tensors_term)

@@ -132,7 +132,9 @@ class ReplayedPasses(SchedulePasses, PassPlayer):
         (_, stage_output), *gathered_outputs = pass_trace.outputs
         for i, gathered_output in gathered_outputs:
             storage = self.parameters[chunk][i - 1].unsharded_param.storage
-            storage.block = Block(gathered_output.bytes, gathered_output.kind, first_storage + gathered_output.number)
+            storage.block = Block(
+                gathered_output.bytes, gathered_output.memory_kind, first_storage + gathered_output.storage_number
+            )
         return stage_output.create_tensor(stage_output.create_storage(self.meter, first_storage))
 
 
@@ -192,8 +194,8 @@ def replay_stage(
     expandable_segments: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
-    layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules
-    microbatches_per_schedule = fsdp_setup.training.microbatches // schedule_count
+    layout, schedule_count = fsdp_setup.layout, fsdp_setup.schedule_settings.schedules_per_step
+    microbatches_per_schedule = fsdp_setup.training_config.microbatches // schedule_count
     if layout.reshard or microbatches_per_schedule <= FEW * (2 if layout.vpp > 1 else 1):
         return None
     training_run = ReplayedRank(fsdp_setup, memory_meter := EventMeter())
@@ -207,29 +209,31 @@ def replay_stage(
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_stage_passes(fsdp_setup, training_run.chunks)
     recorded_rank = recorded_ranks[cache_key]
-    if recorded_rank.traces is None:
+    if recorded_rank.pass_traces is None:
         return None
     steps_key = rank_coordinates.pp, expandable_segments
-    if steps_key in recorded_rank.replayed:
-        return recorded_rank.replayed[steps_key]
+    if steps_key in recorded_rank.replay_results:
+        return recorded_rank.replay_results[steps_key]
     microbatch_count = schedule_count * micro_batches_on_allocator(
         layout, training_run.chunks, microbatches_per_schedule
     )
     try:
-        _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.traces)
-        if microbatch_count == fsdp_setup.training.microbatches:
+        _replay_recorded(training_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
+        if microbatch_count == fsdp_setup.training_config.microbatches:
             replay_result = replay_steps_on_allocator(training_run, memory_meter, expandable_segments)
         else:
-            shorter_setup = replace(fsdp_setup, training=replace(fsdp_setup.training, microbatches=microbatch_count))
+            shorter_setup = replace(
+                fsdp_setup, training_config=replace(fsdp_setup.training_config, microbatches=microbatch_count)
+            )
             shorter_run = ReplayedRank(shorter_setup, shorter_meter := EventMeter())
             shorter_run.set_up()
-            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             replay_result = replay_shorter_on_allocator(
                 (training_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, microbatch_count
             )
     except NotRepeatingError:
         return None
-    recorded_rank.replayed[steps_key] = replay_result
+    recorded_rank.replay_results[steps_key] = replay_result
     return replay_result
 
 

@@ -75,13 +75,18 @@ def fsdp_layout(
     command_settings: dict[str, Any] = {}
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
-    groups = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()}
-    layout_sizes = {
-        size_name: integer_of(reader, f"parallelism_config.{size_name}", groups[size_name])
-        for size_name in GROUP_SIZES
-        if groups.get(size_name) is not None
+    parallelism_settings = {
+        str(key).removeprefix("parallelism_config_"): setting_value
+        for key, setting_value in (parallelism_table or {}).items()
     }
-    unknown_keys(reader, groups, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known")
+    layout_sizes = {
+        size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
+        for size_name in GROUP_SIZES
+        if parallelism_settings.get(size_name) is not None
+    }
+    unknown_keys(
+        reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known"
+    )
     tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
@@ -106,7 +111,7 @@ def fsdp_layout(
         zero=zero_stage if dp * cp > 1 else 0,
         hsdp_replicas=replicas,
         reshard=has_resharding,
-        cp_comm="allgather" if groups.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
+        cp_comm="allgather" if parallelism_settings.get("cp_comm_strategy", "allgather") == "allgather" else "p2p",
     )
     return layout, command_settings
 
@@ -155,12 +160,14 @@ def reduction_settings(
         "fp16",
     )
     return TitanSettings(
-        reduced="bfloat16" if is_half_precision else "",
-        reduces_each=fsdp_version > 1,
-        flat=fsdp_version == 1 and "lora_rank" not in command_settings,
-        version=1 if fsdp_version == 1 else 2,
+        reduction_format="bfloat16" if is_half_precision else "",
+        reduces_each_microbatch=fsdp_version > 1,
+        has_flat_parameters=fsdp_version == 1 and "lora_rank" not in command_settings,
+        fsdp_version=1 if fsdp_version == 1 else 2,
         loss_parallel=loss_parallel,
-        offloads=flag_value(reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False),
+        offloads_to_host=flag_value(
+            reader, "fsdp_config.fsdp_offload_params", fsdp_table.get("offload_params") or False
+        ),
         outer_groups="together" if fsdp_version == 1 else "separate",
     )
 

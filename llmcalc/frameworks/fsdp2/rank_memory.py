@@ -13,7 +13,7 @@ from ...device_memory.cuda_runtime import HOPPER, CudaRuntime
 from ...device_memory.device_memory import TORCH, CountedRun, DeviceMemory, MemoryTerm, summarize_memory, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import TrainingConfig
 from ...errors import InputError
@@ -27,12 +27,12 @@ from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
-from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.profiles.context_parallel import context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.repeat_layers import NotRepeatingError
+from ...simulator.simulated_work import EFFORT
 from ..framework import RunOnRanks
 from .evidence import evidence_for
 from .lowering import LayerKey
@@ -104,25 +104,32 @@ def fsdp_memory(
     """
     check_context_parallelism(spec, layout)
     if tensors is None:
-        evidence = evidence_of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
+        evidence = evidence_of_run(
+            spec, training_config.kernel_choices, training_config.optimizer, training_config.include
+        )
         framework_evidence = evidence_for(layout, is_training=True).run(
             evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
     tensors = _weakest_status(
-        layout, fsdp_settings, tensors, training_config.adapters is not None and training_config.adapters.base != "none"
+        layout,
+        fsdp_settings,
+        tensors,
+        training_config.adapters is not None and training_config.adapters.base_storage != "none",
     )
     sharded_setup = ShardedSetup(
-        spec, training_config, layout, rank, cuda_runtime.workspace, fsdp_settings, schedule_settings
+        spec, training_config, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings, schedule_settings
     )
     if layout.pp > 1:
         if shared_results is not None:
-            replay_result = replay_stage(sharded_setup, cuda_runtime.expandable, shared_results)
+            replay_result = replay_stage(sharded_setup, cuda_runtime.has_expandable_segments, shared_results)
             if replay_result is not None:
-                return summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors)
+                return summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors)
         return stage_memory(sharded_setup, cuda_runtime, tensors)
-    device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(cuda_runtime.context, (), tensors)
-    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads else device_memory
+    device_memory = counted_rank(sharded_setup, cuda_runtime, shared_results).memory(
+        cuda_runtime.context_bytes, (), tensors
+    )
+    return replace(device_memory, host=host_terms(sharded_setup)) if fsdp_settings.offloads_to_host else device_memory
 
 
 def check_context_parallelism(spec: ModelSpec, layout: Layout) -> None:
@@ -142,7 +149,7 @@ def counted_rank(
     shared_results: as of `fsdp_memory`. Ranks whose recorded events are equal have one run, which is replayed on an
     allocator once. It is also recorded once where every rank has equally large parts of all tensors.
     """
-    rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.expandable)
+    rank, cache_key = sharded_setup.rank, ("without a pipeline", cuda_runtime.has_expandable_segments)
     counted_ranks: dict[int, CountedRank]
     counted_ranks = {} if shared_results is None else shared_results.setdefault(cache_key, {})
     if rank not in counted_ranks:
@@ -156,21 +163,21 @@ def counted_rank(
         else:
             EFFORT.units += equal_rank.recording_units  # a search ends where it would with each rank recorded
         counted_ranks[rank] = equal_rank
-    return counted_ranks[rank].run
+    return counted_ranks[rank].counted_run
 
 
 @frozen
 class CountedRank:
     """A counted rank without a pipeline, which other ranks with equal events share.
 
-    run: the counted tensors of the rank.
+    counted_run: the counted tensors of the rank.
     recordings: the recorded events of the rank.
     equal_in_ring: the ranks with this place in the ring of context parallelism record equal events; None if the
         events depend on another coordinate of the rank.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
-    run: CountedRun
+    counted_run: CountedRun
     recordings: list[RecordedEvents]
     equal_in_ring: int | None
     recording_units: int
@@ -178,15 +185,25 @@ class CountedRank:
 
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records a rank without a pipeline, and counts the rank's tensors."""
-    spec, layout, rank, fsdp_settings = sharded_setup.spec, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp
-    rank_sharding, effort_before = sharding_of_rank(sharded_setup.training, layout, rank, fsdp_settings), EFFORT.units
+    spec, layout, rank, fsdp_settings = (
+        sharded_setup.spec,
+        sharded_setup.layout,
+        sharded_setup.rank,
+        sharded_setup.fsdp_settings,
+    )
+    rank_sharding, effort_before = (
+        sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings),
+        EFFORT.units,
+    )
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
-    rank_training = replace(sharded_setup.training, seq=sequence_tokens_of_rank(layout, sharded_setup.training.seq))
+    rank_training = replace(
+        sharded_setup.training_config, seq=sequence_tokens_of_rank(layout, sharded_setup.training_config.seq)
+    )
 
-    def record_few_layers(layers: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
+    def record_few_layers(layers_per_stack: Mapping[int, int], workspace_bytes: int) -> Sequence[RecordedEvents]:
         """Creates a run with the given number of layers."""
-        if layers and fsdp_settings.prefetch > 1:
+        if layers_per_stack and fsdp_settings.prefetch > 1:
             raise NotRepeatingError(
                 f"the first and last {fsdp_settings.prefetch} layers gather others than those between"
             )
@@ -197,23 +214,26 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
                 rank_sharding,
                 fsdp_settings,
                 layout.reshard,
-                layers,
+                layers_per_stack,
                 workspace_bytes,
                 program,
                 context_ring,
             )
         ]
 
-    run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training.layer_period)
+    counted_run = CountedRun(spec, record_few_layers, cuda_runtime, sharded_setup.training_config.layer_period)
     has_equal_parts = program is None or program.divides_evenly
-    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in run.recordings)
+    is_equal = has_equal_parts and not any(recorded_run.depends_on_shard for recorded_run in counted_run.recordings)
     cp_rank = layout.coordinates(rank).cp if is_equal else None
-    return CountedRank(run, run.recordings, cp_rank, EFFORT.units - effort_before)
+    return CountedRank(counted_run, counted_run.recordings, cp_rank, EFFORT.units - effort_before)
 
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    model_stacks, optimizer_record = layer_stacks(sharded_setup.spec), optimizer(sharded_setup.training.optimizer)
+    model_stacks, optimizer_record = (
+        layer_stacks(sharded_setup.spec),
+        optimizer(sharded_setup.training_config.optimizer),
+    )
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
         represented_layers = _represented_layer_count(layer, model_stacks)
@@ -226,7 +246,7 @@ def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
             shard_tensor = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", represented_layers)
             state_bytes += int(
                 optimizer_record.state(
-                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training.momentum
+                    [shard_tensor], parameter.shard.dtype.name, sharded_setup.training_config.has_momentum
                 ).bytes
             )
     citation = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
@@ -245,9 +265,9 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     memory_estimate, layout = training_run.memory, training_run.layout
     torchtitan_version, settings = version_date(training_run.version), titan_settings(training_run.own_settings)
     training_config, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
-    tensors_status = memory_estimate.tensors(training_config.choices.attention)
+    tensors_status = memory_estimate.tensors(training_config.kernel_choices.attention)
     tensors_term = None if tensors_status.status == "exact" else tensors_status
-    schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules)
+    schedule_settings = schedule_settings_at(torchtitan_date(torchtitan_version, settings), settings.schedules_per_step)
     return fsdp_memory(
         memory_estimate.spec,
         training_config,
@@ -271,7 +291,7 @@ def tensor_bytes(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime)
         return 0
     check_context_parallelism(spec, layout)
     rank_training, fsdp_settings = _config_and_settings_on(training_run, cuda_runtime)
-    sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace, fsdp_settings)
+    sharded_setup = ShardedSetup(spec, rank_training, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings)
     return counted_rank(sharded_setup, cuda_runtime, training_run.recorded_ranks(cuda_runtime)).tensor_bytes
 
 
@@ -279,7 +299,7 @@ def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime)
     """Returns the training configuration and the sharding of a run under torchtitan at the run's date."""
     memory_estimate = training_run.memory
     training_config = memory_estimate.training(cuda_runtime)
-    if TOWERS.name in memory_estimate.states.count.include:
+    if TOWERS.name in memory_estimate.states.parameter_count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     torchtitan_version = version_date(training_run.version)
     settings = titan_settings(training_run.own_settings, memory_estimate.settings.precision)
@@ -296,7 +316,7 @@ def _weakest_status(
 
     tensors_term: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
     """
-    memory_terms = [tensors_term, OFFLOADED] if fsdp_settings.offloads else [tensors_term]
+    memory_terms = [tensors_term, OFFLOADED] if fsdp_settings.offloads_to_host else [tensors_term]
     if layout.ep > 1:
         memory_terms.append(IN_EXPERT_GROUPS)
     if fsdp_settings.float8 is not None:
@@ -318,8 +338,8 @@ def step_collectives_of_rank(
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
     """
-    training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp=fsdp_settings))
-    reduction_count = training_config.microbatches if fsdp_settings.reduces_each else 1
+    training_run = _run_of_few_layers(ShardedSetup(spec, training_config, layout, rank, fsdp_settings=fsdp_settings))
+    reduction_count = training_config.microbatches if fsdp_settings.reduces_each_microbatch else 1
     model_stacks = layer_stacks(spec)
     collectives_by_key: dict[tuple[object, ...], Collective] = {}
     for layer, parameter_group in training_run.lowering.groups.items():
@@ -328,7 +348,7 @@ def step_collectives_of_rank(
             collective_key = layer.path, *collective[1:6]
             previous_collective = collectives_by_key.get(collective_key)
             collectives_by_key[collective_key] = (
-                collective._replace(times=represented_layers * collective.times)
+                collective._replace(repetitions=represented_layers * collective.repetitions)
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)
             )
@@ -349,7 +369,7 @@ def step_collectives_of_rank(
             )
             previous_collective = collectives_by_key.get((weight_path, *collective[1:6]))
             collectives_by_key[weight_path, *collective[1:6]] = (
-                collective._replace(times=represented_layers)
+                collective._replace(repetitions=represented_layers)
                 if previous_collective is None
                 else _with_repetitions(previous_collective, collective, represented_layers)
             )
@@ -372,28 +392,43 @@ def messages_of_rank(training_run: RunOnRanks, rank: int) -> list[Message] | Non
     )
     message_counts: dict[Message, Number] = {}
     for collective in step_collectives_of_rank(memory_estimate.spec, training_config, layout, rank, fsdp_settings):
-        message = Message(collective.group, collective.ranks, collective.kind, collective.bytes, 0)
-        message_counts[message] = message_counts.get(message, 0) + collective.times
+        message = Message(collective.process_group, collective.ranks, collective.collective_kind, collective.bytes, 0)
+        message_counts[message] = message_counts.get(message, 0) + collective.repetitions
     return [message._replace(count=message_count) for message, message_count in message_counts.items()]
 
 
 def _with_repetitions(previous_collective: Collective, collective: Collective, repetition_count: int) -> Collective:
     """Returns a collective whose count also includes the repetitions of an equal collective."""
-    return previous_collective._replace(times=previous_collective.times + repetition_count * collective.times)
+    return previous_collective._replace(
+        repetitions=previous_collective.repetitions + repetition_count * collective.repetitions
+    )
 
 
 def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
-    spec, training, layout, rank = sharded_setup.spec, sharded_setup.training, sharded_setup.layout, sharded_setup.rank
+    spec, training, layout, rank = (
+        sharded_setup.spec,
+        sharded_setup.training_config,
+        sharded_setup.layout,
+        sharded_setup.rank,
+    )
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
-    layers = {
+    layers_per_stack = {
         i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    rank_sharding = sharding_of_rank(training, layout, rank, sharded_setup.fsdp)
+    rank_sharding = sharding_of_rank(training, layout, rank, sharded_setup.fsdp_settings)
     training_run = FsdpRun(
-        spec, training, rank_sharding, sharded_setup.fsdp, layout.reshard, layers, 0, EventRecorder(), rank_flow
+        spec,
+        training,
+        rank_sharding,
+        sharded_setup.fsdp_settings,
+        layout.reshard,
+        layers_per_stack,
+        0,
+        EventRecorder(),
+        rank_flow,
     )
     training_run.set_up()
     return training_run
@@ -403,7 +438,9 @@ def _represented_layer_count(layer: LayerKey, model_stacks: list[LayerStack]) ->
     """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for layer_stack in model_stacks:
         is_in_loop = (
-            layer_stack.before + layer_stack.period <= layer.layer_index < layer_stack.before + 2 * layer_stack.period
+            layer_stack.layers_before + layer_stack.layer_period
+            <= layer.layer_index
+            < layer_stack.layers_before + 2 * layer_stack.layer_period
         )
         if layer.path == layer_stack.path and is_in_loop and layer_stack.repeats > RECORDED_REPEATS:
             return 1 + layer_stack.repeats - RECORDED_REPEATS

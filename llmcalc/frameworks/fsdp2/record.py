@@ -19,8 +19,8 @@ FRAMEWORK = Framework(
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
     layouts=LayoutRules(
         "fsdp2",
-        zero=3,
-        untried=("ep",),
+        default_zero_stage=3,
+        untried_sizes=("ep",),
         sequence_parallel=True,
         fills_pipeline=True,
         divides_weights=True,

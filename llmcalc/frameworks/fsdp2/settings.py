@@ -25,17 +25,17 @@ MULTIPLE = 16
 class Float8Settings:
     """The settings of torchao's 8-bit linear layers (`convert_to_float8_training`).
 
-    gathers: whether FSDP gathers their weights in 8 bits (`enable_fsdp_float8_all_gather`), false by default.
+    gathers_float8: whether FSDP gathers their weights in 8 bits (`enable_fsdp_float8_all_gather`), false by default.
     recipe: scaling of the numbers; `tensorwise` by default.
-    skips: texts; a linear layer with one of them in its torchtitan name is not converted (`filter_fqns`).
-    skips_small: whether layers too small to gain speed are not converted either (`auto_filter_small_kn`), false by
-        default.
+    skipped_names: texts; a linear layer with one of them in its torchtitan name is not converted (`filter_fqns`).
+    skips_small_layers: whether layers too small to gain speed are not converted either (`auto_filter_small_kn`), false
+        by default.
     """
 
-    gathers: bool = False
+    gathers_float8: bool = False
     recipe: Float8Recipe = "tensorwise"
-    skips: tuple[str, ...] = ("output",)
-    skips_small: bool = False
+    skipped_names: tuple[str, ...] = ("output",)
+    skips_small_layers: bool = False
 
     def is_converted(self, layer_name: str, row_count: int, columns: int) -> bool:
         """Whether a linear layer runs in 8 bits. layer_name: torchtitan's module name. rows, columns: unsharded shape.
@@ -43,9 +43,13 @@ class Float8Settings:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if row_count % MULTIPLE or columns % MULTIPLE or any(skipped_name in layer_name for skipped_name in self.skips):
+        if (
+            row_count % MULTIPLE
+            or columns % MULTIPLE
+            or any(skipped_name in layer_name for skipped_name in self.skipped_names)
+        ):
             return False
-        if not self.skips_small:
+        if not self.skips_small_layers:
             return True
         if self.recipe == "tensorwise":
             return not (columns <= 4096 and row_count <= 1024)
@@ -54,33 +58,34 @@ class Float8Settings:
 
 @frozen
 class TitanSettings:
-    """A torchtitan job's settings without a `llmcalc memory` option. accelerate's files set the last six.
+    """Settings of a torchtitan job for which `llmcalc memory` has no option. accelerate's files set the last six.
 
-    old: whether the file has the form of 2024.
+    is_2024_form: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.
     loss_parallel: with tensor parallelism, whether the loss is computed on divided logits; true by default.
     async_tensor_parallel: whether products and collectives overlap (symmetric memory); false by default.
     compiled_loss: whether the loss is compiled; None (default) for torchtitan's default at its date.
-    schedules: number of pipeline schedules per step; 1 by default.
-    reduced: number format in which gradients are reduced; empty (default) for torchtitan's.
-    reduces_each: whether every micro-batch reduces its gradients, or only the last one of a step; true by default.
-    flat: whether the parameters of a layer are one flat tensor, as in FSDP version 1; false by default.
-    version: version of FSDP; 2 by default. Version 1 is counted as version 2.
-    offloads: whether shards, gradients and optimizer states are on the host; false by default.
+    schedules_per_step: number of pipeline schedules per step; 1 by default.
+    reduction_format: number format in which gradients are reduced; empty (default) for torchtitan's.
+    reduces_each_microbatch: whether every micro-batch reduces its gradients, or only the last one of a step; true by
+        default.
+    has_flat_parameters: whether the parameters of a layer are one flat tensor, as in FSDP version 1; false by default.
+    fsdp_version: version of FSDP; 2 by default. Version 1 is counted as version 2.
+    offloads_to_host: whether shards, gradients and optimizer states are on the host; false by default.
     outer_groups: groups of the parameters outside the layers; by default those of torchtitan and of accelerate's FSDP2.
     """
 
-    old: bool = False
+    is_2024_form: bool = False
     float8: Float8Settings | None = None
     loss_parallel: bool = True
     async_tensor_parallel: bool = False
     compiled_loss: bool | None = None
-    schedules: int = 1
-    reduced: str = ""
-    reduces_each: bool = True
-    flat: bool = False
-    version: Literal[1, 2] = 2
-    offloads: bool = False
+    schedules_per_step: int = 1
+    reduction_format: str = ""
+    reduces_each_microbatch: bool = True
+    has_flat_parameters: bool = False
+    fsdp_version: Literal[1, 2] = 2
+    offloads_to_host: bool = False
     outer_groups: OuterGroups = "separate"
 
 

@@ -61,13 +61,13 @@ class ShortenedStagePasses(ShortenedPasses):
             parameter_path, inner_repeat = parameter.path, None
             layer = full_chunk.lowering.parameter_layer(parameter_path)
             for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == layer.path):
-                repeat_number = (layer.layer_index - layer_stack.before) // layer_stack.period
+                repeat_number = (layer.layer_index - layer_stack.layers_before) // layer_stack.layer_period
                 inner_repeat = repeat_number - 1 if 0 < repeat_number < layer_stack.repeats - 1 else None
                 skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
                 layer_part = parameter_path.index(layer.layer_index, 1)
-                recorded_layer = layer.layer_index - skipped_repeats * layer_stack.period
+                recorded_layer = layer.layer_index - skipped_repeats * layer_stack.layer_period
                 parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
             if parameter_path not in parameter_numbers:
                 raise NotRepeatingError

@@ -220,7 +220,7 @@ def _check_section(reader: LaunchReader, section_name: str, section_table: Any) 
             reader.unknown[dotted_key] = "no key that is known"
 
 
-def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> Layout:
+def _job_layout(job_config: _JobConfig, layer_count: int, world_size: int | None) -> Layout:
     """Returns the parallel layout of a torchtitan job."""
     reader, section_names = job_config.reading, ("parallelism", "training")
     tp = job_config.integer_of("tensor_parallel_degree", 1, *section_names)
@@ -245,7 +245,7 @@ def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> 
             f"--devices: {world_size}; expected {other_ranks * dp_shards} = shards {dp_shards} · replicas {replicas} · "
             f"tensor {tp} · pipeline {pp} · context {cp}"
         )
-    schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layers)
+    schedule, vpp, stage_sizes = _pipeline_stages(job_config, pp, layer_count)
     reshard_setting = RESHARD[job_config.word_of("fsdp_reshard_after_forward", "default", RESHARD, "parallelism")]
     expert_tp = job_config.integer_of("expert_tensor_parallel_degree", 1, "parallelism") if ep > 1 else None
     rotate_method = job_config.word_of(
@@ -269,7 +269,7 @@ def _job_layout(job_config: _JobConfig, layers: int, world_size: int | None) -> 
     )
 
 
-def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
+def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
     """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
@@ -294,35 +294,37 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
     )
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
-    split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layers)
+    split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layer_count)
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.data:
-        layers_per_chunk, remaining_layers = divmod(layers, pp * vpp)
+        layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
         if layers_per_chunk < 1:
             raise job_config.reading.wrong(
-                "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers"
+                "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
             )
         middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
         return (
             schedules_by_name[schedule_name],
             vpp,
-            (layers_per_chunk, *middle_stages, layers - layers_per_chunk - sum(middle_stages)),
+            (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
         stage_layers = integer_of(
             job_config.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage
         )
-        stage_count = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
+        stage_count = -(-(layer_count + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stage_count % pp or (stage_count // pp == 1) == is_interleaved:
             raise job_config.reading.wrong(
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
         vpp = stage_count // pp
-    base_layers, remaining_units = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
+    base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
-        raise job_config.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
+        raise job_config.reading.wrong(
+            "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
+        )
     stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
     stage_sizes[0] -= first_stage_reduction
     stage_sizes[-1] -= last_stage_reduction
@@ -330,7 +332,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layers: int) -> tuple[Sche
 
 
 def _stage_layers_from_split_points(
-    job_config: _JobConfig, pp: int, is_interleaved: bool, layers: int
+    job_config: _JobConfig, pp: int, is_interleaved: bool, layer_count: int
 ) -> tuple[int, ...] | None:
     """Returns the layers of each stage of a job with split points; None without split points.
 
@@ -342,7 +344,11 @@ def _stage_layers_from_split_points(
     if not split_points:
         return None
     layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
-    stage_bounds = [0, *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers), layers]
+    stage_bounds = [
+        0,
+        *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),
+        layer_count,
+    ]
     if sorted(set(stage_bounds)) != stage_bounds:
         raise job_config.reading.wrong(
             full_key, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
@@ -504,20 +510,22 @@ def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) 
     """Returns the settings that only torchtitan has."""
     reader, section_names = job_config.reading, ("parallelism", "experimental")
     settings = TitanSettings(
-        old=is_2024_form,
+        is_2024_form=is_2024_form,
         float8=_float8_settings(job_config, layout),
         loss_parallel=not job_config.flag_of("disable_loss_parallel", False, "parallelism", "training"),
         async_tensor_parallel=layout.tp > 1
         and job_config.flag_of("enable_async_tensor_parallel", False, *section_names),
         compiled_loss=_is_loss_compiled(job_config),
-        schedules=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
-        offloads=job_config.flag_of("enable_cpu_offload", False, "training"),
+        schedules_per_step=_schedules_per_step(job_config, layout) if layout.pp > 1 else 1,
+        offloads_to_host=job_config.flag_of("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
         full_key, _ = job_config.find_key("disable_loss_parallel", "parallelism", "training")
         reader.unknown[full_key] = "without shards the loss is modelled on divided logits alone"
     if settings.float8 is not None:
-        gather_format = "gathered in 8 bits" if settings.float8.gathers else "gathered in the format of computing"
+        gather_format = (
+            "gathered in 8 bits" if settings.float8.gathers_float8 else "gathered in the format of computing"
+        )
         reader.notes.append(
             f"products in float8 ({settings.float8.recipe}) are an estimate: kernels of bf16, weights {gather_format}"
         )

@@ -151,10 +151,12 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
     context = integer_of(
         reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
-    tokens = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
-    if tokens % context:
-        raise reader.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
-    batch = tokens // context
+    tokens_per_microbatch = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    if tokens_per_microbatch % context:
+        raise reader.wrong(
+            TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context}"
+        )
+    batch = tokens_per_microbatch // context
     pipeline_microbatches = integer_of(
         reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
     )

@@ -37,11 +37,11 @@ class FsdpSettings:
     """The arguments of `fully_shard` (FSDP2).
 
     dtype: number format of shards, of their gradients and of the optimizer's states.
-    reduced: number format in which gradients are reduced over ranks.
-    keeps_last: whether the last layer stays gathered between forward and backward pass, as in torchtitan before
-        2025-07-28.
-    reduces_each: whether every micro-batch reduces its gradients, as in torchtitan. Otherwise only the last one of a
-        step does (`set_requires_gradient_sync`).
+    reduction_format: number format in which gradients are reduced over ranks.
+    keeps_last_layer_gathered: whether the last layer stays gathered between forward and backward pass, as in torchtitan
+        before 2025-07-28.
+    reduces_each_microbatch: whether every micro-batch reduces its gradients, as in torchtitan. Otherwise only the last
+        one of a step does (`set_requires_gradient_sync`).
     outer_groups: the groups of parameters outside the layers: `separate` as in torchtitan since 2025-07-28, `embedding`
         as in verl. By default `together`: one group, whose gradients are reduced at the end of the backward pass.
     float8: the linear layers that run in 8 bits; None (default) for none.
@@ -50,24 +50,25 @@ class FsdpSettings:
     prefetch: layers that each layer gathers ahead, in both passes; 0 (default) for torch's order, which gathers one
         layer ahead in the backward pass. The last (in the backward pass, the first) `prefetch` layers gather none, as
         in PyTorch's example (distributed/FSDP2/example.py).
-    frozen: number format of the shards of frozen parameters; empty (default) for `dtype`.
+    frozen_format: number format of the shards of frozen parameters; empty (default) for `dtype`.
     copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied; false by default.
-    overlaps: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
-    offloads: whether shards, gradients and optimizer states are on the host (`CPUOffloadPolicy`); false by default.
+    overlaps_products: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
+    offloads_to_host: whether shards, gradients and optimizer states are on the host (`CPUOffloadPolicy`); false by
+        default.
     """
 
     dtype: str = "float32"
-    reduced: str = "float32"
-    keeps_last: bool = True
-    reduces_each: bool = True
+    reduction_format: str = "float32"
+    keeps_last_layer_gathered: bool = True
+    reduces_each_microbatch: bool = True
     outer_groups: OuterGroups = "together"
     float8: Float8Settings | None = None
     divides_loss: bool = True
     prefetch: int = 0
-    frozen: str = ""
+    frozen_format: str = ""
     copies_gathered: bool = False
-    overlaps: bool = False
-    offloads: bool = False
+    overlaps_products: bool = False
+    offloads_to_host: bool = False
 
     @property
     def outer_keys(self) -> tuple[LayerKey, ...]:
@@ -97,7 +98,7 @@ IN_PLACE = date(2025, 12, 2)
 
 def torchtitan_date(torchtitan_version: date | None, settings: TitanSettings) -> date | None:
     """Returns torchtitan's date: from the requested version, or from the job's config form; None for the newest."""
-    return DATE_OF_2024_JOBS if torchtitan_version is None and settings.old else torchtitan_version
+    return DATE_OF_2024_JOBS if torchtitan_version is None and settings.is_2024_form else torchtitan_version
 
 
 def torchtitan_training(
@@ -116,19 +117,23 @@ def torchtitan_training(
     settings: settings of a job; the defaults of torchtitan by default.
     Raises `InputError` for frozen weights under version 1 of FSDP.
     """
-    check_optimizer(training_config, settings.version)
+    check_optimizer(training_config, settings.fsdp_version)
     version = torchtitan_date(version, settings)
-    dtype, frozen_format = "float32" if training_config.master else training_config.dtype, ""
-    reduction_format = settings.reduced or (
+    dtype, frozen_format = "float32" if training_config.has_master_weights else training_config.dtype, ""
+    reduction_format = settings.reduction_format or (
         "float32" if training_config.gradient_dtype is None else training_config.gradient_dtype.name
     )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
         eager_loss = not settings.compiled_loss
-    kernel_choices = replace(training_config.choices, joined_rope=True)
-    training_config = replace(training_config, master=False, gradient_dtype=None, choices=kernel_choices)
-    if settings.flat and (training_config.adapters is not None or training_config.first_trained_layer is not None):
+    kernel_choices = replace(training_config.kernel_choices, joins_rope_halves=True)
+    training_config = replace(
+        training_config, has_master_weights=False, gradient_dtype=None, kernel_choices=kernel_choices
+    )
+    if settings.has_flat_parameters and (
+        training_config.adapters is not None or training_config.first_trained_layer is not None
+    ):
         raise InputError(
             "fsdp_version 1: beside frozen weights it is not modelled, as its flat gradients hold those of frozen "
             "weights too; expected fsdp_version 2"
@@ -139,20 +144,22 @@ def torchtitan_training(
             training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype])
         )
     if eager_loss:
-        training_config = replace(training_config, choices=replace(training_config.choices, compiled_loss=False))
+        training_config = replace(
+            training_config, kernel_choices=replace(training_config.kernel_choices, compiled_loss=False)
+        )
     is_divisible = has_separate_head and no_head_group_reason(spec, training_config) == ""
     return training_config, FsdpSettings(
         dtype,
         reduction_format,
-        keeps_last=not has_separate_head,
-        reduces_each=settings.reduces_each,
+        keeps_last_layer_gathered=not has_separate_head,
+        reduces_each_microbatch=settings.reduces_each_microbatch,
         outer_groups=settings.outer_groups if is_divisible else "together",
         float8=settings.float8,
         divides_loss=settings.loss_parallel,
-        frozen=frozen_format,
+        frozen_format=frozen_format,
         copies_gathered=version is not None and version < IN_PLACE,
-        overlaps=settings.async_tensor_parallel,
-        offloads=settings.offloads,
+        overlaps_products=settings.async_tensor_parallel,
+        offloads_to_host=settings.offloads_to_host,
     )
 
 
@@ -174,13 +181,15 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return (
-            optimizer_record.by_element
-            or (optimizer_record.by_rows and fsdp_version != 1)
-            or (optimizer_record.by_range and fsdp_version != 2)
+            optimizer_record.updates_any_elements
+            or (optimizer_record.updates_any_rows and fsdp_version != 1)
+            or (optimizer_record.updates_any_range and fsdp_version != 2)
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):
-        known_names = " or ".join(record.name for record in optimizers() if runs_on_shards(record))
+        known_names = " or ".join(
+            known_optimizer.name for known_optimizer in optimizers() if runs_on_shards(known_optimizer)
+        )
         raise InputError(
             f"--optimizer {training_config.optimizer}: on shards it is not modelled; expected {known_names}, or whole "
             "replicas with --framework torch"
@@ -203,13 +212,17 @@ def sharding_of_rank(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
     check_optimizer(training_config)
-    for format_name in (fsdp_settings.dtype, fsdp_settings.reduced):
+    for format_name in (fsdp_settings.dtype, fsdp_settings.reduction_format):
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
     for is_unmodelled, problem_text, expected_value in (
-        (adapters is not None and adapters.base == "int8", "adapters over weights in 8 bits", "--base nf4 or none"),
-        (adapters is not None and bool(adapters.copies), "--modules-to-save", "none"),
+        (
+            adapters is not None and adapters.base_storage == "int8",
+            "adapters over weights in 8 bits",
+            "--base nf4 or none",
+        ),
+        (adapters is not None and bool(adapters.copied_modules), "--modules-to-save", "none"),
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
@@ -219,19 +232,23 @@ def sharding_of_rank(
             "--fsdp N alone",
         ),
         (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
-        (training_config.master, "master weights beside shards in fp32", "--precision bf16-master"),
+        (training_config.has_master_weights, "master weights beside shards in fp32", "--precision bf16-master"),
         (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),
         (training_config.gradient_dtype is not None, "sums of gradients in another format", "no --grad-dtype"),
         (training_config.keeps_gradients, "gradients that are set to zero", "--zero-grad none"),
-        (fsdp_settings.offloads and layout.pp > 1, "shards on the host in a pipeline", "--pp 1"),
-        (fsdp_settings.offloads and is_float8, "shards on the host beside products in 8 bits", "one of the two"),
+        (fsdp_settings.offloads_to_host and layout.pp > 1, "shards on the host in a pipeline", "--pp 1"),
+        (
+            fsdp_settings.offloads_to_host and is_float8,
+            "shards on the host beside products in 8 bits",
+            "one of the two",
+        ),
     ):
         if is_unmodelled:
             raise InputError(f"FSDP2 with {problem_text} is not modelled; expected {expected_value}")
-    number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduced]
-    coordinates, shard_groups = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
-    shard_index = coordinates.dp % shard_groups * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
-    frozen_dtype = DTYPES[fsdp_settings.frozen] if fsdp_settings.frozen else None
+    number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduction_format]
+    coordinates, ranks_per_replica = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
+    shard_index = coordinates.dp % ranks_per_replica * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`
+    frozen_dtype = DTYPES[fsdp_settings.frozen_format] if fsdp_settings.frozen_format else None
     rank_sharding = FsdpSharding(
         layout.shards,
         shard_index,
@@ -242,14 +259,16 @@ def sharding_of_rank(
         fsdp_settings.divides_loss,
         frozen_dtype,
         fsdp_settings.copies_gathered,
-        fsdp_settings.overlaps,
-        fsdp_settings.offloads,
+        fsdp_settings.overlaps_products,
+        fsdp_settings.offloads_to_host,
     )
     if layout.ep == 1:
         return rank_sharding
     expert_shards = layout.expert_shards
-    moe_shards = replace(rank_sharding, shards=expert_shards, index=coordinates.edp % expert_shards, is_of_experts=True)
-    return replace(rank_sharding, experts=moe_shards)
+    moe_sharding = replace(
+        rank_sharding, shard_count=expert_shards, shard_index=coordinates.edp % expert_shards, shards_experts=True
+    )
+    return replace(rank_sharding, expert_sharding=moe_sharding)
 
 
 class FsdpRun(TrainingRun):
@@ -292,7 +311,7 @@ class FsdpRun(TrainingRun):
     def has_equal_shards(self) -> bool:
         """Whether every rank's shard of each parameter has equally many rows, after the set-up."""
         return all(
-            parameter.shard_elements * parameter_group.sharding.shards == parameter.unsharded_param.count
+            parameter.shard_elements * parameter_group.sharding.shard_count == parameter.unsharded_param.count
             for parameter_group in self.lowering.groups.values()
             for parameter in parameter_group.parameters
         )
@@ -304,7 +323,7 @@ class FsdpRun(TrainingRun):
 
     def run_micro_batches(self) -> None:
         """Runs the micro-batches of a step, one of which represents several identical micro-batches."""
-        reduces_each_micro_batch = self.fsdp.reduces_each
+        reduces_each_micro_batch = self.fsdp.reduces_each_microbatch
         microbatch_count = min(self.training.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
             if i:
@@ -314,7 +333,7 @@ class FsdpRun(TrainingRun):
 
     def update(self) -> None:
         """Runs the optimizer's step, which allocates nothing on the device where the shards are on the host."""
-        if not self.traffic.sharding.offloads:
+        if not self.traffic.sharding.offloads_to_host:
             super().update()
 
     def finish_backward(self) -> None:
@@ -324,24 +343,30 @@ class FsdpRun(TrainingRun):
 
 
 def set_resharding_and_prefetch(
-    groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str], fsdp_settings: FsdpSettings, reshards: bool
+    groups_by_layer: Mapping[LayerKey, ParamGroup],
+    stack_paths: Sequence[str],
+    fsdp_settings: FsdpSettings,
+    reshards: bool,
 ) -> None:
     """Configures each FSDP group: resharding after the forward pass, and prefetched groups.
 
     stack_paths: per stack, the path of its layers.
     """
     last_layer = max(
-        (layer for layer in groups if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
+        (layer for layer in groups_by_layer if layer.path == stack_paths[-1] and not layer.has_experts), default=MODEL
     )
-    for layer, parameter_group in groups.items():
+    for layer, parameter_group in groups_by_layer.items():
         is_last_layer = layer[:2] == last_layer[:2]
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last and is_last_layer)
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp_settings.keeps_last_layer_gathered and is_last_layer)
         parameter_group.reshards = reshards and not stays_gathered
-    if any(layer.has_experts for layer in groups):
-        _set_prefetch_with_expert_groups(groups, stack_paths)
+    if any(layer.has_experts for layer in groups_by_layer):
+        _set_prefetch_with_expert_groups(groups_by_layer, stack_paths)
     elif fsdp_settings.prefetch:
         for path in stack_paths:
-            _set_prefetch([groups[layer] for layer in sorted(groups) if layer.path == path], fsdp_settings.prefetch)
+            _set_prefetch(
+                [groups_by_layer[layer] for layer in sorted(groups_by_layer) if layer.path == path],
+                fsdp_settings.prefetch,
+            )
 
 
 def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) -> None:
@@ -353,15 +378,22 @@ def _set_prefetch(layer_groups: Sequence[ParamGroup], prefetched_layers: int) ->
             parameter_group.backward_prefetch = layer_groups[i - prefetched_layers : i][::-1]
 
 
-def _set_prefetch_with_expert_groups(groups: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]) -> None:
+def _set_prefetch_with_expert_groups(
+    groups_by_layer: Mapping[LayerKey, ParamGroup], stack_paths: Sequence[str]
+) -> None:
     """Makes each layer prefetch all groups of the next layer in both passes.
 
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
-    layers = [layer for path in stack_paths for layer in sorted(groups) if layer.path == path and not layer.has_experts]
-    group_order = [layer for layer in (EMBEDDING, *layers, HEAD) if layer in groups]
-    groups_by_order = [groups_of_layer(groups, layer) for layer in group_order]
-    for parameter_group in groups.values():
+    dense_layer_keys = [
+        layer
+        for path in stack_paths
+        for layer in sorted(groups_by_layer)
+        if layer.path == path and not layer.has_experts
+    ]
+    group_order = [layer for layer in (EMBEDDING, *dense_layer_keys, HEAD) if layer in groups_by_layer]
+    groups_by_order = [groups_of_layer(groups_by_layer, layer) for layer in group_order]
+    for parameter_group in groups_by_layer.values():
         parameter_group.prefetches_previous = False
     for earlier_layer, later_layer in pairwise(groups_by_order):
         earlier_layer[-1].forward_prefetch = later_layer

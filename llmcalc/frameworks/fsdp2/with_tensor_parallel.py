@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ...flow.axis import Shape as Axes
 from ...flow.program import Item, Step
 from ...flow.record import Flow
-from ...parallel.rank_program import AxisShard, flat_axes, is_divided
+from ...parallel.rank_program import AxisShard, axes_with_concatenated_parts, is_divided
 from ...simulator.lowering import Path
 from ...simulator.profiles.dtensor import DTensorKernels, named_steps
 from ...simulator.strides import Shape
@@ -45,7 +45,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
     @property
     def has_overlapped_products(self) -> bool:
         """Whether matrix products overlap with collectives, as in compiled layers (`micro_pipeline_tp_pass`)."""
-        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps
+        overlaps_messages = self.traffic is not None and self.traffic.sharding.overlaps_products
         return overlaps_messages and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
     def unsharded_shape(self, parameter_key: Path, shape: Shape) -> Shape:
@@ -63,7 +63,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
 
     def has_partial_gradient(self, parameter_key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only the rank's tokens or heads."""
-        return self.tokens > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
+        return self.token_ranks > 1 and _path_without_indices(parameter_key) not in self.unsharded_shapes
 
 
 def _path_without_indices(parameter: Path) -> str:
@@ -88,6 +88,6 @@ def _unsharded_shapes(program_items: Iterable[Item], module_path: str) -> Iterat
 def _unsharded_length(axes: Axes) -> int:
     """Returns the number of elements along axes before sharding."""
     axis_length = 1
-    for axis in flat_axes(axes):
+    for axis in axes_with_concatenated_parts(axes):
         axis_length *= axis.full_size if isinstance(axis, AxisShard) else axis.size
     return axis_length

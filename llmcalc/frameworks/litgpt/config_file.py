@@ -103,7 +103,7 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         model_name = str(config.get("checkpoint_dir") or config.get("model_name") or "")
         model_id = re.sub(r"^(\./)?checkpoints/", "", model_name).rstrip("/")[:200]
         reduction_settings = TitanSettings(
-            reduced="bfloat16" if "bf16" in precision else "", version=1, outer_groups="together"
+            reduction_format="bfloat16" if "bf16" in precision else "", fsdp_version=1, outer_groups="together"
         )
         return sharded_launch(reader, world_size, run_settings, reduction_settings, target=model_id)
 

@@ -90,7 +90,10 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         )
         if isinstance(launched_run.own_settings, TitanSettings):
             return replace(
-                launched_run, own_settings=replace(launched_run.own_settings, reduced="float32", reduces_each=True)
+                launched_run,
+                own_settings=replace(
+                    launched_run.own_settings, reduction_format="float32", reduces_each_microbatch=True
+                ),
             )
         return launched_run
 

@@ -72,7 +72,9 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
         reduction_settings = (
-            TitanSettings(reduced=reduction_format, flat=True, version=1, outer_groups="together")
+            TitanSettings(
+                reduction_format=reduction_format, has_flat_parameters=True, fsdp_version=1, outer_groups="together"
+            )
             if is_sharded
             else None
         )

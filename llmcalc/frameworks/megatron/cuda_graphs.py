@@ -1,4 +1,4 @@
-"""CUDA graphs of a training run of Megatron-Core: those of layers are accepted, with a note; one of a step is not.
+"""CUDA graphs of Megatron-Core training: graphs of layers are accepted with a note, a graph of the step is refused.
 
 A graph's tensors lie in a pool that nothing else can use (core/transformer/cuda_graphs.py, `global_mempool`), beside
 static copies of its inputs. Their bytes are not counted: NVIDIA's figures are docs/performance-guide.md of
@@ -17,11 +17,11 @@ WHOLE_STEP = "a CUDA graph of the whole step"
 
 
 def captures_step(implementation: str, modules: Collection[str]) -> bool:
-    """Whether one CUDA graph has the whole step. modules: what `cuda_graph_modules` or `cuda_graph_scope` names."""
+    """Whether one CUDA graph captures the whole step. modules: values of `cuda_graph_modules` or `cuda_graph_scope`."""
     return implementation == "full_iteration" or (implementation in LAYER_GRAPHS and "full_iteration" in modules)
 
 
 def layer_graphs_note(pipeline_stages: int) -> str:
-    """Writes a note on the memory of CUDA graphs of layers, which is not counted."""
+    """Returns a note that the memory of layers' CUDA graphs is not counted."""
     more_memory = "a few GB more, at times over 10" if pipeline_stages > 1 else "a few GB more"
     return f"CUDA graphs: their pools and static buffers are not counted; NVIDIA documents {more_memory}"

@@ -7,11 +7,11 @@ from functools import partial
 
 from ...device_memory.estimate import Memory
 from ...parallel.layout import Layout, Stage
-from ...simulator.effort import EFFORT
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
+from ...simulator.module_visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
+from ...simulator.simulated_work import EFFORT
 from ...simulator.tensor import Tensor
-from ...simulator.visits import PassVisits, VisitMeter, forward_without_repeat, passes_without_repeat
 from ..peak_estimate import BytesPerParameter, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from .rank_run import ForwardOutput, RankRun
@@ -23,13 +23,18 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
 
     Weights are bf16; gradients, the master copy and states are fp32 by default, of adapters alone if those are trained.
     """
-    static_states = memory_estimate.states
+    memory_use = memory_estimate.states
     trained_fraction = (
-        1 if static_states.adapters is None else static_states.trained_parameters / static_states.count.total
+        1 if memory_use.adapters is None else memory_use.trained_parameters / memory_use.parameter_count.total
     )
-    gradients, optimizer = (trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings))
-    parameter_bytes = BytesPerParameter(2, gradients, optimizer)
-    included_parts, context_bytes = memory_estimate.states.count.include, memory_estimate.runtime.context
+    gradient_bytes, state_bytes = (
+        trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings)
+    )
+    parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
+    included_parts, context_bytes = (
+        memory_estimate.states.parameter_count.include,
+        memory_estimate.cuda_runtime.context_bytes,
+    )
     return PeakEstimate(
         memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )
@@ -65,12 +70,14 @@ class StageRun:
     ) -> None:
         self.meter = VisitMeter()
         self.buffer_meter = Meter()
-        rank = layout.rank(pp=pipeline_stage.rank)
+        rank = layout.rank(pp=pipeline_stage.pipeline_rank)
         settings = megatron_settings_of(memory_estimate, layout)
         self.rank_run = rank_run = RankRun(memory_estimate.spec, settings, rank, self.meter)
         rank_run.persistent.meter = self.buffer_meter  # what the first pass makes and later passes use
         self.chunk = stage_chunk = next(
-            chunk for chunk in rank_run.chunks if chunk.stage is None or chunk.stage.chunk == pipeline_stage.chunk
+            chunk
+            for chunk in rank_run.chunks
+            if chunk.stage is None or chunk.stage.chunk_index == pipeline_stage.chunk_index
         )
         self.layers: StageLayers = StageLayers(stage_chunk.program, stage_chunk.lowering)
         rank_run.set_up_rope_tables()
@@ -110,7 +117,7 @@ class StageRun:
         return pass_bytes
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
 
         The passes count as work as if they had run, so that a search ends at the same layout.
         None if the repeats do not do the same, or the passes leave other bytes than were there before.
@@ -122,13 +129,13 @@ class StageRun:
         if shorter_passes is None:
             return None
         forward, backward, repeat_bytes = shorter_passes
-        work_units = forward.work + backward.work
+        work_units = forward.work_units + backward.work_units
         if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
-            shorter_first = forward_without_repeat(self._first_pass, self.layers.stack)
-            if shorter_first is None:
+            shorter_first_pass = forward_without_repeat(self._first_pass, self.layers.stack)
+            if shorter_first_pass is None:
                 return None
-            first_pass, dispatcher_bytes = shorter_first
-            work_units += first_pass.work
+            first_pass, dispatcher_bytes = shorter_first_pass
+            work_units += first_pass.work_units
             remaining_bytes -= dispatcher_bytes
         EFFORT.units += work_units
         return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward, remaining_bytes)

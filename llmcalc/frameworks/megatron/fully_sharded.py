@@ -47,18 +47,18 @@ class ShardedBucket:
     """Parameters whose weights are gathered together, and whose gradients are reduced together.
 
     layer_index: the layer of the parameters; None outside of layers.
-    size: number of elements, with padding. shards: number of ranks that divide the bucket.
-    ranges: first and last element of each parameter.
-    with_gradient: paths of the parameters that have their gradient of this backward pass.
+    element_count: number of elements, with padding. shard_count: number of ranks that divide the bucket.
+    parameter_ranges: first and last element of each parameter.
+    paths_with_gradient: paths of the parameters that have their gradient of this backward pass.
     weights, gradients: memory of the gathered weights and of the gradients of all ranks; None while there is none.
     """
 
     parameters: list[Parameter]
     layer_index: int | None
-    size: int
-    shards: int
-    ranges: list[tuple[int, int]]
-    with_gradient: set[Path] = field(default_factory=set)
+    element_count: int
+    shard_count: int
+    parameter_ranges: list[tuple[int, int]]
+    paths_with_gradient: set[Path] = field(default_factory=set)
     weights: Storage | None = None
     gradients: Storage | None = None
 
@@ -70,7 +70,7 @@ class ShardedBucket:
     @property
     def shard_size(self) -> int:
         """The number of elements on one rank."""
-        return self.size // self.shards
+        return self.element_count // self.shard_count
 
 
 class ShardedWeights:
@@ -127,7 +127,7 @@ class ShardedWeights:
         """Moves the model's weights into buckets, and frees each weight after its move."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
-            gathered_weights = self._allocate(2 * bucket.size, "weights")
+            gathered_weights = self._allocate(2 * bucket.element_count, "weights")
             if bucket.is_trained:
                 self.shard_storages.append(self._allocate(MAIN_BYTES * bucket.shard_size, "optimizer"))
             for parameter in bucket.parameters:
@@ -140,12 +140,12 @@ class ShardedWeights:
 
     def _sizes_on_rank(self, bucket: ShardedBucket) -> Iterator[int]:
         """Yields, for each parameter of a bucket, its number of elements in this rank's shard."""
-        rank_coordinates, is_expert = self.coordinates, bucket.parameters[0].expert
+        rank_coordinates, is_expert = self.coordinates, bucket.parameters[0].is_expert
         shard_start = bucket.shard_size * (
             (rank_coordinates.edp if is_expert else rank_coordinates.dp * self.layout.cp + rank_coordinates.cp)
-            % bucket.shards
+            % bucket.shard_count
         )
-        for parameter_start, parameter_end in bucket.ranges:
+        for parameter_start, parameter_end in bucket.parameter_ranges:
             yield max(0, min(parameter_end, shard_start + bucket.shard_size) - max(parameter_start, shard_start))
 
     # --- weights -----------------------------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ class ShardedWeights:
                     break
                 if i not in bucket_indices:
                     bucket_indices.append(i)
-                    elements_ahead += self.buckets[i].size
+                    elements_ahead += self.buckets[i].element_count
         with allocate_on_stream(self.meter, GATHER_STREAM):
             for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:
-                    self.buckets[i].weights = self._allocate(2 * self.buckets[i].size, "weights")
+                    self.buckets[i].weights = self._allocate(2 * self.buckets[i].element_count, "weights")
 
     def _free_weights(self, layer_index: int) -> None:
         """Frees a layer's gathered weights."""
@@ -205,10 +205,10 @@ class ShardedWeights:
         """Moves a parameter's gradient to its bucket, and reduces the bucket after its last gradient."""
         bucket = self.bucket_of_path[parameter_path]
         if bucket.gradients is None:
-            bucket.gradients = self._allocate(self.gradient_bytes * bucket.size, "gradients")
-        bucket.with_gradient.add(parameter_path)
-        if len(bucket.with_gradient) == len(bucket.parameters):
-            while sum(waiting_bucket.size for waiting_bucket in self.waiting_buckets) > self.queue_elements:
+            bucket.gradients = self._allocate(self.gradient_bytes * bucket.element_count, "gradients")
+        bucket.paths_with_gradient.add(parameter_path)
+        if len(bucket.paths_with_gradient) == len(bucket.parameters):
+            while sum(waiting_bucket.element_count for waiting_bucket in self.waiting_buckets) > self.queue_elements:
                 _free_gradients(self.waiting_buckets.pop(0))
             self.waiting_buckets.append(bucket)
 
@@ -241,7 +241,7 @@ def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> 
 def _free_gradients(bucket: ShardedBucket) -> None:
     """Frees the gradients of a bucket."""
     bucket.gradients = None
-    bucket.with_gradient = set()
+    bucket.paths_with_gradient = set()
 
 
 def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, layout: Layout) -> list[ShardedBucket]:
@@ -249,7 +249,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
     parameters_by_group: dict[tuple[int | None, bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         layer_index = next((path_part for path_part in parameter.path if isinstance(path_part, int)), None)
-        parameters_by_group.setdefault((layer_index, parameter.expert, parameter.is_trained), []).append(parameter)
+        parameters_by_group.setdefault((layer_index, parameter.is_expert, parameter.is_trained), []).append(parameter)
     largest_bucket = settings.ddp_bucket_size or max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.shards)
     buckets = []
     for (layer_index, is_expert, _), group_parameters in parameters_by_group.items():

@@ -149,7 +149,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         attention_dropout=settings.attention_dropout,
         hidden_dropout=settings.hidden_dropout,
         softmax_fusion=not settings.no_masked_softmax_fusion and (settings.bf16 or settings.fp16),
-        softmax_fp32=settings.attention_softmax_in_fp32 or settings.apply_query_key_layer_scaling,
+        runs_softmax_in_fp32=settings.attention_softmax_in_fp32 or settings.apply_query_key_layer_scaling,
         scales_scores=settings.apply_query_key_layer_scaling,
         has_batch_mask=not settings.no_create_attention_mask_in_dataloader,
         cp_exchange="a2a" if "a2a+p2p" in settings.cp_comm_type else settings.layout().cp_comm,
@@ -160,9 +160,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
             else settings.no_bias_gelu_fusion or settings.disable_bias_linear
         ),
         rope_fusion=not settings.no_rope_fusion,
-        mla_fusion=not settings.no_rope_fusion and settings.position_type == "rope",
-        user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
-        scales_logits=settings.scales_logits,
+        fuses_latent_rope=not settings.no_rope_fusion and settings.position_type == "rope",
+        has_user_buffers=settings.tp_comm_overlap and settings.uses_sequence_parallelism and not is_local(settings),
+        multiplies_logits=settings.scales_logits,
         loss_implementation=choose_loss_implementation(settings),
         deterministic=settings.deterministic_mode,
         multiprocessors=MULTIPROCESSORS.get(gpu_generation(settings.gpu), 148),
@@ -171,31 +171,32 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         grouped_gemm=settings.moe_grouped_gemm,
         dispatcher="hybridep" if settings.moe_token_dispatcher_type == "flex" else settings.moe_token_dispatcher_type,
         permute_fusion=settings.moe_permute_fusion,
-        router_fp32=settings.moe_router_dtype is not None,
+        runs_router_in_fp32=settings.moe_router_dtype is not None,
         capacity_factor=capacity_factor,
         aux_loss=settings.has_auxiliary_loss,
         z_loss=settings.moe_z_loss_coeff is not None,
-        combined_at_once=settings.date is not None and settings.date < COMBINED_IN_PARTS,
+        combines_in_one_function=settings.date is not None and settings.date < COMBINED_IN_PARTS,
         detaches_layers=settings.overlap_moe_expert_parallel_comm,
         shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
         fp8_recipe=_fp8_recipe(settings),
         amax_history=settings.fp8_amax_history_len,
-        fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
+        has_fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
         saves_transposed=gpu_generation(settings.gpu) != "blackwell",
         bf16_layers=_bf16_layer_counts(settings),
-        layers=settings.layers,
-        indexer_loss=bool(settings.dsa_indexer_loss_coeff),
+        model_layers=settings.layers,
+        trains_indexer=bool(settings.dsa_indexer_loss_coeff),
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
         recompute_layers=settings.recompute_num_layers or 1,
-        recompute_kinds=frozenset(
+        recomputed_module_kinds=frozenset(
             network_kind
-            for choice_field, network_kind in NETWORKS.items()
-            if choice_field in settings.recomputed_modules or (choice_field == "moe" and settings.moe_layer_recompute)
+            for recompute_module, network_kind in NETWORKS.items()
+            if recompute_module in settings.recomputed_modules
+            or (recompute_module == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,
-        recompute_up="mla_up_proj" in settings.recomputed_modules,
+        recompute_up_projections="mla_up_proj" in settings.recomputed_modules,
         recompute_core="core_attn" in settings.recomputed_modules,
         adapters=settings.adapters,
     )

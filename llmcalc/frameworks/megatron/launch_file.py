@@ -161,7 +161,10 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        environment.update((str(name), _environment_text(text)) for name, text in variables_table.items())
+        environment.update(
+            (str(variable_name), _environment_text(variable_value))
+            for variable_name, variable_value in variables_table.items()
+        )
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -272,14 +275,15 @@ def smallest_world_size(settings: MegatronSettings) -> int:
 def _check_layers(settings: MegatronSettings, layout: Layout) -> None:
     """Raises `InputError` if the layers cannot be divided among the pipeline stages."""
     stage_sizes, stage_count = settings.stage_layers, layout.pp * layout.vpp
-    layers = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
+    layer_count = settings.layers + (settings.decoder_layers if settings.kind == "t5" else 0)
     if stage_sizes is not None and sum(stage_sizes) != settings.layers:
         raise InputError(
             f"--pipeline-model-parallel-layout: {sum(stage_sizes)} layers in all; expected {settings.layers}"
         )
-    if stage_sizes is None and layers % stage_count:
+    if stage_sizes is None and layer_count % stage_count:
         raise InputError(
-            f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layers} layers; expected a divisor"
+            f"--pipeline-model-parallel-size: {stage_count} stages do not divide {layer_count} layers; expected a "
+            "divisor"
         )
 
 
@@ -423,7 +427,9 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
     parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
     return (
         None
-        if not parsed_values or any(value is None for value in parsed_values) or len(parsed_values) > 20_000
+        if not parsed_values
+        or any(parsed_value is None for parsed_value in parsed_values)
+        or len(parsed_values) > 20_000
         else tuple(parsed_values)
     )
 

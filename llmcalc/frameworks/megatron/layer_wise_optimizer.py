@@ -94,7 +94,7 @@ def pack_buffer(
         largest_load = max(largest_load, parameter.size)
     emit_bucket(pending_parameters)
     return GradientBuffer(
-        parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, packed=True
+        parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, has_unsplit_parameters=True
     )
 
 
@@ -110,16 +110,18 @@ def updates_of_rank(
 ) -> list[OptimizerUpdate]:
     """Returns this rank's optimizer updates: ranges of Adam's parameters, and whole matrices of the rank's shards."""
     unpacked_updates = list(
-        optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, rank_coordinates)
+        optimizer_updates(
+            [buffer for buffer in buffers if not buffer.has_unsplit_parameters], True, layout, rank_coordinates
+        )
     )
     for buffer in buffers:
-        if not buffer.packed:
+        if not buffer.has_unsplit_parameters:
             continue
         rank_shard = shard_index(buffer, layout, rank_coordinates)
         for parameter in buffer.parameters:
-            (parameter_start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
+            (parameter_start, _), bucket_index = buffer.ranges_by_parameter[id(parameter.tensor)]
             bucket = buffer.buckets[bucket_index]
-            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
+            if (parameter_start - bucket.start) // ((bucket.end - bucket.start) // buffer.shard_count) == rank_shard:
                 unpacked_updates.append(OptimizerUpdate(parameter.size, 1))
     return unpacked_updates
 
@@ -140,7 +142,9 @@ def updates_in_rank_order(
             else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
         rank_order = [*range(ranks), *reversed(range(ranks))]
-        parameters = [parameter for buffer in buffers if buffer.expert is is_expert for parameter in buffer.parameters]
+        parameters = [
+            parameter for buffer in buffers if buffer.is_expert is is_expert for parameter in buffer.parameters
+        ]
         ordered_parameters = sorted(
             sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
             key=lambda parameter: parameter.size,

@@ -19,15 +19,17 @@ SHARDED_WEIGHTS = 3
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a group of replicas."""
-    ranks, gradient_bytes = replicated_weights.ranks, replicated_weights.elements * FLOAT32
+    replica_group, gradient_bytes = replicated_weights.replica_group, replicated_weights.elements * FLOAT32
     if not replicated_weights.layout.zero:
-        yield ranks.message("all_reduce", gradient_bytes, 1)
+        yield replica_group.message("all_reduce", gradient_bytes, 1)
         return
-    reduction_count = replicated_weights.chunk.batches if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
+    reduction_count = replicated_weights.chunk.micro_batches if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
     gather_count = 2 * reduction_count if replicated_weights.layout.zero == SHARDED_WEIGHTS else 1
-    yield ranks.message("reduce_scatter", gradient_bytes, reduction_count)
-    yield ranks.replica_all_reduce(gradient_bytes // ranks.shards, 1)
-    yield ranks.message("all_gather", replicated_weights.elements * replicated_weights.width, gather_count)
+    yield replica_group.message("reduce_scatter", gradient_bytes, reduction_count)
+    yield replica_group.replica_all_reduce(gradient_bytes // replica_group.shards, 1)
+    yield replica_group.message(
+        "all_gather", replicated_weights.elements * replicated_weights.element_bytes, gather_count
+    )
 
 
 def gradient_rules() -> GradientRules:

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-Core in a run of a named model, apart from their reading, which imports those of trainers."""
+"""Megatron-Core's arguments in a run of a named model, in a module that imports no trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedModelArguments:
-    """Arguments of Megatron-Core of a named model's run that no option of llmcalc states.
+    """Megatron-Core's arguments in a named model's run for which llmcalc has no option.
 
     recompute_modules: modules of selective recomputation; None (default) for those of `--recompute`.
     uses_hybridep, uses_deepep: whether experts' tokens are sent by HybridEP, or by DeepEP, whose memory is counted as
@@ -32,7 +32,7 @@ class NamedModelArguments:
     fp8_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, options: Settings, has_experts: bool, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the fields of `MegatronSettings` to set. options: of the run, whose `--recompute` comes first."""
+        """Returns the `MegatronSettings` fields to set. options: the run's, whose `--recompute` takes precedence."""
         arguments: dict[str, Any] = dict(self.fp8_arguments) if options.precision == "fp8" else {}
         if self.recompute_modules is not None and options.recompute is None:
             arguments |= {"recompute_granularity": "selective", "recompute_modules": self.recompute_modules}
@@ -47,7 +47,7 @@ class NamedModelArguments:
 
 
 def class_fuses_activation(spec: ModelSpec, fused_model_types: frozenset[str]) -> bool:
-    """Whether the class that a library has for a model is one of those that fuse activations."""
+    """Whether a library's class for this model fuses activations."""
     from ...sources.to_hf import find_config
 
     return (find_config(spec) or {}).get("model_type", "") in fused_model_types

@@ -117,7 +117,7 @@ def host_optimizer_settings(
 
 
 def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossEntropy:
-    """Returns the value of `--cross-entropy` for Megatron-Core's arguments, and records another one as unknown.
+    """Returns `--cross-entropy` for Megatron-Core's loss arguments, and records an unsupported loss as unknown.
 
     is_fused, implementation: `cross_entropy_loss_fusion` and `cross_entropy_fusion_impl`.
     Source: megatron/core/models/common/language_module/language_module.py, `compute_language_model_loss`.
@@ -238,7 +238,7 @@ def _recomputed_modules(reader: LaunchReader, parallel_run: MegatronRun) -> tupl
 
 
 def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
-    """Returns what sends tokens to experts: `hybridep` or `deepep`; empty for all-to-all. Records others as unknown."""
+    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Records others as unknown."""
     if parallel_run.dispatcher in ("alltoall", None):
         return ""
     backend = str(parallel_run.dispatcher_backend or "deepep")

@@ -41,17 +41,18 @@ class ElementRange(NamedTuple):
 class GradientBuffer:
     """A contiguous gradient buffer, which also has the weights under the distributed optimizer.
 
-    shards: number of ranks that divide it. size: number of elements. ranges: parameter → its range and bucket index.
-    packed: whether every parameter lies in a single shard.
+    shard_count: number of ranks that divide it. element_count: number of elements. ranges_by_parameter: parameter → its
+        range and bucket index.
+    has_unsplit_parameters: whether every parameter lies in a single shard.
     """
 
     parameters: list[Parameter]
-    expert: bool
-    shards: int
-    size: int
+    is_expert: bool
+    shard_count: int
+    element_count: int
     buckets: list[ElementRange]
-    ranges: dict[int, tuple[ElementRange, int]]
-    packed: bool = False
+    ranges_by_parameter: dict[int, tuple[ElementRange, int]]
+    has_unsplit_parameters: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -136,11 +137,11 @@ def bucket_size(
 class OptimizerUpdate(NamedTuple):
     """The part of a parameter that this rank's optimizer updates.
 
-    size: elements. states: number of state tensors of that size.
+    element_count: elements. state_count: number of state tensors of that size.
     """
 
-    size: int
-    states: int
+    element_count: int
+    state_count: int
 
 
 def optimizer_updates(
@@ -174,10 +175,10 @@ def optimizer_updates(
                 continue
             shard_number = shard_index(buffer, layout, rank_coordinates)
             for bucket_index, bucket_range in enumerate(buffer.buckets):
-                shard_width = (bucket_range.end - bucket_range.start) // buffer.shards
+                shard_width = (bucket_range.end - bucket_range.start) // buffer.shard_count
                 shard_start = bucket_range.start + shard_number * shard_width
                 for parameter in reversed(group_parameters):
-                    (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
+                    (parameter_start, parameter_end), bucket_number = buffer.ranges_by_parameter[id(parameter.tensor)]
                     overlap_elements = min(shard_start + shard_width, parameter_end) - max(shard_start, parameter_start)
                     if bucket_number == bucket_index and overlap_elements > 0:
                         yield OptimizerUpdate(overlap_elements, state_count)
@@ -190,8 +191,8 @@ def is_updated_by_muon(parameter: Parameter) -> bool:
 
 def shard_index(buffer: GradientBuffer, layout: Layout, rank_coordinates: Coordinates) -> int:
     """Returns the index of a rank's shard of a buffer. Context-parallel ranks are neighbours."""
-    rank_in_group = rank_coordinates.edp if buffer.expert else rank_coordinates.dp * layout.cp + rank_coordinates.cp
-    return rank_in_group % buffer.shards
+    rank_in_group = rank_coordinates.edp if buffer.is_expert else rank_coordinates.dp * layout.cp + rank_coordinates.cp
+    return rank_in_group % buffer.shard_count
 
 
 def _has_weight_decay(parameter: Parameter) -> bool:

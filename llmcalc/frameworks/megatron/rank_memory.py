@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...device_memory.cuda_runtime import CONTEXT_SOURCE, CudaRuntime
 from ...device_memory.device_memory import DeviceMemory, MemoryTerm, summarize_memory, without_garbage_collection
-from ...device_memory.host import pinned_bytes
+from ...device_memory.host_memory import pinned_bytes
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...simulator.caching_allocator import play_step_lists
@@ -47,18 +47,18 @@ REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
-    traces: events of each kind of pass; None if passes do not repeat.
+    pass_traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    by_previous_pass: whether the cases of passes have the kind of the chunk's previous pass.
-    replayed: `steps_key` of a run → the result of its steps.
+    splits_by_previous: whether the cases of passes have the kind of the chunk's previous pass.
+    replay_results: `steps_key` of a run → the result of its steps.
     """
 
-    traces: Mapping[PassCase, PassTrace] | None
+    pass_traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[list[Parameter]]
-    by_previous_pass: bool = False
-    replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
+    splits_by_previous: bool = False
+    replay_results: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
@@ -96,7 +96,7 @@ def replay_rank(
     if rank_passes_key not in recorded_ranks and not replays_all_passes:
         recorded_ranks[rank_passes_key] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(rank_passes_key)
-    if recorded_rank is None or recorded_rank.traces is None:
+    if recorded_rank is None or recorded_rank.pass_traces is None:
         rank_run.set_up()
         return replay_two_steps(rank_run, memory_meter)
     for model_chunk, parameters in zip(rank_run.chunks, recorded_rank.parameters, strict=True):
@@ -105,13 +105,15 @@ def replay_rank(
         model_chunk.lowering.first_layer_index - layers_before
         for model_chunk, layers_before in zip(rank_run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    rank_run.passes = PassPlayer(memory_meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous_pass)
+    rank_run.passes = PassPlayer(
+        memory_meter, recorded_rank.pass_traces, layer_offsets, recorded_rank.splits_by_previous
+    )
     try:
         rank_run.set_up()
         step_events_key = steps_key(rank_run, memory_meter)
-        if step_events_key not in recorded_rank.replayed:
-            recorded_rank.replayed[step_events_key] = replay_two_steps(rank_run, memory_meter)
-        return recorded_rank.replayed[step_events_key]
+        if step_events_key not in recorded_rank.replay_results:
+            recorded_rank.replay_results[step_events_key] = replay_two_steps(rank_run, memory_meter)
+        return recorded_rank.replay_results[step_events_key]
     except NotRepeatingError:
         rank_run = RankRun(spec, settings, rank, memory_meter := EventMeter())
         rank_run.set_up()
@@ -125,7 +127,9 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
         rank_coordinates = rank_coordinates._replace(tp=0, etp=0, ep=0, cp=0)
     chunk_stages = [model_chunk.stage for model_chunk in rank_run.chunks]
     stage_layers = (
-        () if stage is None else (stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop])
+        ()
+        if stage is None
+        else (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
         for stage in chunk_stages
     )
     layers_before = (
@@ -146,23 +150,26 @@ def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the forward and backward passes of a rank. is_last_stage: as in `record_passes`."""
-    by_previous_pass = _depends_on_previous_pass(settings)
+    splits_by_previous = _depends_on_previous_pass(settings)
     try:
-        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, by_previous_pass)
+        recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, splits_by_previous)
         if recorded_chunks is not None:
             pass_traces, chunk_records = recorded_chunks
             layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
-                pass_traces, layers_before, [model_chunk.parameters for model_chunk in chunk_records], by_previous_pass
+                pass_traces,
+                layers_before,
+                [model_chunk.parameters for model_chunk in chunk_records],
+                splits_by_previous,
             )
         rank_run = RankRun(spec, settings, rank, recorder := EventRecorder())
         rank_run.set_up()
-        pass_traces = record_passes(rank_run, recorder, is_last_stage, by_previous_pass).traces()
+        pass_traces = record_passes(rank_run, recorder, is_last_stage, splits_by_previous).traces()
     except NotRepeatingError:
         return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     return RecordedRank(
-        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], by_previous_pass
+        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], splits_by_previous
     )
 
 
@@ -187,7 +194,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     memory_meter.end_step_list()
     is_expandable = uses_expandable_segments(rank_run.settings)
     device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
-    replay_result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
+    replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
     replay_result.peaks = {path: peak for path, peak in memory_meter.peaks.items() if path.phase in PHASES}
     replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
@@ -197,7 +204,7 @@ def rank_memory(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
-    context_bytes: int = CudaRuntime.context,
+    context_bytes: int = CudaRuntime.context_bytes,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
     """Returns the memory of a rank. context_bytes: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
@@ -212,7 +219,7 @@ def rank_memory(
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors_term = (
         MemoryTerm(NAMES.get(memory_kind, memory_kind), kind_bytes, "source", SOURCES[memory_kind], megatron_version)
-        for memory_kind, kind_bytes in replay_result.peak[1].kinds.items()
+        for memory_kind, kind_bytes in replay_result.peak[1].bytes_of_all_kinds.items()
         if memory_kind in SOURCES
     )
     return replace(
@@ -220,15 +227,15 @@ def rank_memory(
         host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors_term,
-            MemoryTerm("rounding to blocks", replay_result.slop, "source", allocator_source, of_runtime=True),
+            MemoryTerm("rounding to blocks", replay_result.slop, "source", allocator_source, belongs_to_runtime=True),
             MemoryTerm(
                 "free blocks",
                 rank_memory_use.reserved_bytes - rank_memory_use.peak_bytes,
                 "estimate",
                 allocator_source,
-                of_runtime=True,
+                belongs_to_runtime=True,
             ),
-            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, of_runtime=True),
+            MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, belongs_to_runtime=True),
         ),
     )
 

@@ -18,7 +18,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Coordinates, Layout, Stage, stages
-from ...parallel.rank_program import RankFlow, cached_rank_program, similar_stage
+from ...parallel.rank_program import RankFlow, cached_rank_program, representative_stage
 from ...parallel.schedules import check_micro_batches
 from ...simulator.autograd import AutogradGraph, backward
 from ...simulator.event_log import EventRecorder
@@ -86,7 +86,7 @@ class ModelChunk:
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
     lowering: runs the program.
-    number: which of the rank's chunks.
+    chunk_index: which of the rank's chunks.
     parameters: the parameters in the order in which Megatron creates them; a run finds them if the list is empty.
     input_tensor: the last input, which the module of the chunk names.
     """
@@ -94,7 +94,7 @@ class ModelChunk:
     stage: Stage | None
     record_program: Callable[[], RankFlow]
     lowering: RankLowering
-    number: int = 0
+    chunk_index: int = 0
     parameters: list[Parameter] = field(default_factory=list)
     input_tensor: Tensor | None = None
 
@@ -106,12 +106,12 @@ class ModelChunk:
     @property
     def is_first(self) -> bool:
         """Whether the chunk has the model's first layers."""
-        return self.stage is None or self.stage.first
+        return self.stage is None or self.stage.has_embedding
 
     @property
     def is_last(self) -> bool:
         """Whether the chunk has the model's last layers."""
-        return self.stage is None or self.stage.last
+        return self.stage is None or self.stage.has_head
 
 
 class ForwardOutput:
@@ -165,15 +165,15 @@ class RankRun:
         self.persistent: PersistentTensors = PersistentTensors(
             memory_meter, cublas_workspace(settings), engine_workspace_bytes(settings)
         )
-        tokens = settings.tokens // settings.cp
+        tokens_per_rank = settings.tokens // settings.cp
         decoder_tokens = settings.decoder_seq_length
-        rank_tokens = tokens if decoder_tokens is None else decoder_tokens // settings.cp
+        rank_tokens = tokens_per_rank if decoder_tokens is None else decoder_tokens // settings.cp
         self.run_config: RunConfig = RunConfig(
-            Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens, phase="training")
+            Workload(settings.micro_batch_size or 1, rank_tokens, source=tokens_per_rank, phase="training")
         )
         self.chunks: list[ModelChunk] = [self._create_chunk(stage, rank) for stage in self._stages()]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number = chunk_index
+            model_chunk.chunk_index = chunk_index
         self.buffers: list[GradientBuffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
@@ -197,15 +197,15 @@ class RankRun:
             return [None]
         if self.spec.kind == "encoder-decoder":
             raise InputError("--pipeline-model-parallel-size: an encoder-decoder has one stage; expected 1")
-        layers = self.spec.main.num_hidden_layers
-        return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
+        layer_count = self.spec.main.num_hidden_layers
+        return [stage for stage in stages(self.layout, layer_count) if stage.pipeline_rank == self.coordinates.pp]
 
     def _create_chunk(self, stage: Stage | None, rank: int) -> ModelChunk:
         """Creates the chunk of layers of a pipeline stage."""
         rank_lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         rank_lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         rank_lowering.first_layer_index = 0 if stage is None else stage.layers.start
-        recorded_stage = None if stage is None else similar_stage(self.spec, stage)
+        recorded_stage = None if stage is None else representative_stage(self.spec, stage)
         return ModelChunk(
             stage, partial(cached_rank_program, self.spec, self.layout, rank, recorded_stage), rank_lowering
         )
@@ -259,9 +259,13 @@ class RankRun:
                 with allocate_on_stream(self.meter, SIDE):
                     if is_distributed:
                         self.persistent_storages.append(
-                            self.storage((1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.size, "weights")
+                            self.storage(
+                                (1 if gradient_buffer.is_fp8 else 2) * gradient_buffer.element_count, "weights"
+                            )
                         )
-                    self.persistent_storages.append(self.storage(gradient_bytes * gradient_buffer.size, "gradients"))
+                    self.persistent_storages.append(
+                        self.storage(gradient_bytes * gradient_buffer.element_count, "gradients")
+                    )
             if is_distributed:  # trained weights move to the buffer
                 frozen_parameters = [
                     storage
@@ -313,7 +317,9 @@ class RankRun:
         is_distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
             parameters = [
-                parameter for parameter in model_chunk.parameters if parameter.expert is expert and parameter.is_trained
+                parameter
+                for parameter in model_chunk.parameters
+                if parameter.is_expert is expert and parameter.is_trained
             ]
             is_layout_sharded = self.sharding == "layout"
             muon_matrices = [
@@ -353,8 +359,8 @@ class RankRun:
         """Returns the number of this rank's latent-attention layers, each of which has RoPE tables."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.mtp_layers
-        layers = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
-        return layers + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
+        layer_count = sum(len(model_chunk.stage.layers) for model_chunk in self.chunks if model_chunk.stage is not None)
+        return layer_count + (self.settings.mtp_layers if self.chunks[-1].is_last else 0)
 
     def make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
@@ -371,7 +377,7 @@ class RankRun:
         )
         for i in range(self._attention_layers()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
-            if is_yarn and self.rank_choices.mla_fusion:
+            if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
                     self.rope_tables[2 * i + k] = self.storage(2 * table_bytes, "overhead")
 
@@ -481,7 +487,9 @@ class RankRun:
         def run_forward() -> Tensor:
             return self._forward_pass(model_chunk, chunk_input)
 
-        output = run_forward() if recorder is None else recorder.forward(model_chunk.number, chunk_input, run_forward)
+        output = (
+            run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
+        )
         if self.retains:
             self.batches.append(batch)
         del batch
@@ -526,7 +534,7 @@ class RankRun:
         if pass_recorder is None:
             run_backward()
         else:
-            pass_recorder.backward(output.chunk.number, [] if chunk_input is None else [chunk_input], run_backward)
+            pass_recorder.backward(output.chunk.chunk_index, [] if chunk_input is None else [chunk_input], run_backward)
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, forward_output: ForwardOutput, output_gradient: Tensor | None) -> None:

@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules("megatron", zero=1, whole_experts=True, sequence_parallel=True),
+    layouts=LayoutRules("megatron", default_zero_stage=1, keeps_experts_whole=True, sequence_parallel=True),
     launch_file=LaunchFile(
         "megatron",
         "Megatron-LM's arguments (YAML, JSON, shell script)",

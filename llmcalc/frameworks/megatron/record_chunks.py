@@ -15,8 +15,7 @@ from typing import TypeAlias
 
 from ...frozen import frozen
 from ...model import ModelSpec
-from ...parallel.rank_program import RankFlow, stage_kind
-from ...simulator.effort import EFFORT
+from ...parallel.rank_program import RankFlow, stage_program_key
 from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.layer_loops import LayerStack, long_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -24,6 +23,7 @@ from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
+from ...simulator.simulated_work import EFFORT
 from ...simulator.strides import Shape
 from .kernels import GATHER_BUFFER, Parameter
 from .rank_run import ModelChunk, RankRun
@@ -43,8 +43,8 @@ class RecordedChunk:
     parameters: its parameters, in the order in which Megatron creates them.
     passes: its passes, with 0 for the number of the chunk.
     storages: name of a tensor that stays allocated → the storages that it has had.
-    sizes: name of such a tensor → bytes of its first and of its last storage.
-    in_forward: such tensors that a forward pass allocates.
+    storage_sizes: name of such a tensor → bytes of its first and of its last storage.
+    allocated_in_forward: such tensors that a forward pass allocates.
     recording_units: work of the recording, in units of `SimulatedWork`.
     """
 
@@ -53,8 +53,8 @@ class RecordedChunk:
     parameters: list[Parameter]
     passes: RecordedPasses
     storages: Mapping[str | Shape, tuple[int, ...]]
-    sizes: Mapping[str | Shape, tuple[int, int]]
-    in_forward: Names
+    storage_sizes: Mapping[str | Shape, tuple[int, int]]
+    allocated_in_forward: Names
     recording_units: int
     _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict)
 
@@ -71,8 +71,8 @@ class RecordedChunk:
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
         """
-        names_allocated_before = (names_before_forward & self.in_forward) | (
-            (names_before_backward & self.names) - self.in_forward
+        names_allocated_before = (names_before_forward & self.allocated_in_forward) | (
+            (names_before_backward & self.names) - self.allocated_in_forward
         )
         if names_allocated_before not in self._traces:
             self._traces[names_allocated_before] = self._read_traces(names_allocated_before)
@@ -86,7 +86,9 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces({number for name in allocated_before for number in self.storages[name]})
+            return self.passes.traces(
+                {storage_number for tensor_name in allocated_before for storage_number in self.storages[tensor_name]}
+            )
         except NotRepeatingError:
             return None
 
@@ -96,17 +98,18 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
-        (chunk_number, *key): steps for (_, *key), steps in pass_trace.releases_of_other_passes.items()
+        (chunk_number, *pass_key): release_steps
+        for (_, *pass_key), release_steps in pass_trace.releases_of_other_passes.items()
     }
     return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
 
 def record_chunks(
-    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous_pass: bool
+    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, splits_by_previous: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
     """Returns the memory events of each kind of pass, and the rank's chunks; None if chunks must be recorded together.
 
-    is_last_stage, by_previous_pass: as in `record_passes`.
+    is_last_stage, splits_by_previous: as in `record_passes`.
     Raises `NotRepeatingError` if passes that should be alike are not.
     """
     rank_run = RankRun(spec, settings, rank, EventRecorder())
@@ -124,14 +127,16 @@ def record_chunks(
             rank_run,
             chunk_number,
             is_last_stage and chunk_number == chunk_count - 1,
-            by_previous_pass,
+            splits_by_previous,
         )
         for chunk_number in range(chunk_count)
     ]
     if chunk_count > 1 and _replaces_gather_buffer(chunk_list):
         return None
     empty_names: Names = frozenset()
-    forward_names = list(accumulate((model_chunk.in_forward for model_chunk in chunk_list), or_, initial=empty_names))
+    forward_names = list(
+        accumulate((model_chunk.allocated_in_forward for model_chunk in chunk_list), or_, initial=empty_names)
+    )
     backward_names = list(
         accumulate((model_chunk.names for model_chunk in reversed(chunk_list)), or_, initial=forward_names[chunk_count])
     )
@@ -157,7 +162,7 @@ def _recorded_chunk(
     rank_run: RankRun,
     chunk_number: int,
     is_interleaved: bool,
-    by_previous_pass: bool,
+    splits_by_previous: bool,
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     model_chunk = rank_run.chunks[chunk_number]
@@ -170,9 +175,9 @@ def _recorded_chunk(
         workspace_bytes,
         layers_before,
         is_interleaved,
-        by_previous_pass,
+        splits_by_previous,
     )
-    cache_key = recorded_step_microbatches(rank_run.microbatches, by_previous_pass), chunk_key
+    cache_key = recorded_step_microbatches(rank_run.microbatches, splits_by_previous), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
@@ -181,7 +186,7 @@ def _recorded_chunk(
                 recording_run = RankRun(spec, settings, rank, EventRecorder())
                 recorded_chunk = recording_run.chunks[chunk_number]
                 _chunks[cache_key] = _record_chunk(
-                    recording_run, recorded_chunk, layer_stacks, is_interleaved, by_previous_pass
+                    recording_run, recorded_chunk, layer_stacks, is_interleaved, splits_by_previous
                 )
                 break
             except NotRepeatingError:
@@ -189,7 +194,7 @@ def _recorded_chunk(
                     raise
     stage = model_chunk.stage
     counted_key = (
-        () if stage is None else stage_kind(rank_run.spec, stage),
+        () if stage is None else stage_program_key(rank_run.spec, stage),
         model_chunk.program.rank_axes.coordinates,
         replace(model_chunk.program.rank_axes.layout, pp=1),
         cache_key[0],
@@ -213,14 +218,14 @@ def _record_chunk(
     model_chunk: ModelChunk,
     layer_stacks: Sequence[LayerStack],
     is_interleaved: bool,
-    by_previous_pass: bool,
+    splits_by_previous: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeatingError` if the repeats of a stack differ.
     """
-    rank_run.chunks, model_chunk.number, units_before = [model_chunk], 0, EFFORT.units
+    rank_run.chunks, model_chunk.chunk_index, units_before = [model_chunk], 0, EFFORT.units
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
@@ -230,14 +235,18 @@ def _record_chunk(
             i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
         }
         model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
-    recorded_passes = record_passes(rank_run, recorder, is_interleaved, by_previous_pass)
+    recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    storages = {name: tuple(block.handle for block in named_blocks) for name, named_blocks in shared_blocks.items()}
+    storages = {
+        tensor_name: tuple(block.handle for block in named_blocks)
+        for tensor_name, named_blocks in shared_blocks.items()
+    }
     if layer_stacks:
         shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
         recorded_passes = RecordedPasses(*shortened_passes.extended_passes())
         storages = {
-            name: tuple(map(shortened_passes.storage_in_full_pass, numbers)) for name, numbers in storages.items()
+            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
+            for tensor_name, storage_numbers in storages.items()
         }
     forward_storages = _allocated_in_forward(recorded_passes)
     return RecordedChunk(
@@ -246,9 +255,14 @@ def _record_chunk(
         model_chunk.parameters,
         recorded_passes,
         storages,
-        {name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes) for name, tensor_blocks in shared_blocks.items()},
-        frozenset(name for name, short_numbers in storages.items() if short_numbers[0] in forward_storages),
-        EFFORT.take_back(units_before),
+        {
+            tensor_name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes)
+            for tensor_name, tensor_blocks in shared_blocks.items()
+        },
+        frozenset(
+            tensor_name for tensor_name, short_numbers in storages.items() if short_numbers[0] in forward_storages
+        ),
+        EFFORT.subtract_work_since(units_before),
     )
 
 
@@ -257,7 +271,9 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
     memory_events = recorded_passes.events
     forward_passes = (recorded_pass for recorded_pass in recorded_passes.passes if recorded_pass.pass_id[1] != "B")
     forward_events = (
-        event for recorded_pass in forward_passes for event in memory_events[recorded_pass.start : recorded_pass.end]
+        event
+        for recorded_pass in forward_passes
+        for event in memory_events[recorded_pass.first_event_index : recorded_pass.end_event_index]
     )
     return {
         storage_id for storage_id, storage_bytes, _ in forward_events if storage_bytes > 0 or storage_bytes == TAKEN
@@ -266,7 +282,7 @@ def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
 
 def _replaces_gather_buffer(recorded_chunks: Sequence[RecordedChunk]) -> bool:
     """Whether a chunk replaces another chunk's gather buffer with a larger buffer."""
-    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.in_forward]
+    chunks_with_gather_buffer = [chunk for chunk in recorded_chunks if GATHER_BUFFER in chunk.allocated_in_forward]
     chunks_with_gather_buffer += [chunk for chunk in reversed(recorded_chunks) if GATHER_BUFFER in chunk.names]
-    buffer_sizes = [recorded_chunk.sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
+    buffer_sizes = [recorded_chunk.storage_sizes[GATHER_BUFFER] for recorded_chunk in chunks_with_gather_buffer]
     return bool(buffer_sizes) and max(end_size for _, end_size in buffer_sizes) > buffer_sizes[0][0]

@@ -11,27 +11,27 @@ MOST_MICROBATCHES = 3
 """The most micro-batches of a recorded step, with which every case but the first ones comes twice where it can."""
 
 
-def recorded_step_microbatches(microbatches: int, by_previous_pass: bool) -> tuple[int, int]:
+def recorded_step_microbatches(microbatches: int, splits_by_previous: bool) -> tuple[int, int]:
     """Returns the number of micro-batches of each of the two recorded steps, at most those of the run.
 
     microbatches: of a step of the run.
-    by_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.
+    splits_by_previous: as in `record_passes`; without it the second step needs one micro-batch less.
     """
-    return min(microbatches, MOST_MICROBATCHES), min(microbatches, MOST_MICROBATCHES - (not by_previous_pass))
+    return min(microbatches, MOST_MICROBATCHES), min(microbatches, MOST_MICROBATCHES - (not splits_by_previous))
 
 
 def record_passes(
-    rank_run: RankRun, recorder: EventRecorder, is_last_stage: bool, by_previous_pass: bool
+    rank_run: RankRun, recorder: EventRecorder, is_last_stage: bool, splits_by_previous: bool
 ) -> RecordedPasses:
     """Returns the recorded passes of a rank by kind of pass, after the set-up of the rank.
 
     rank_run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
-    by_previous_pass: whether passes differ by the chunk's previous kind of pass, because backward passes run layers.
+    splits_by_previous: whether passes differ by the chunk's previous kind of pass, because backward passes run layers.
     """
-    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), by_previous_pass)
-    first_microbatches, second_microbatches = recorded_step_microbatches(rank_run.microbatches, by_previous_pass)
+    rank_run.passes = pass_recorder = PassRecorder(recorder, len(rank_run.chunks), splits_by_previous)
+    first_microbatches, second_microbatches = recorded_step_microbatches(rank_run.microbatches, splits_by_previous)
     for microbatch_count in (
         first_microbatches,
         second_microbatches if len(rank_run.chunks) > 1 or not is_last_stage else 1,
@@ -39,7 +39,7 @@ def record_passes(
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_passes(rank_run, microbatch_count, is_last_stage)
         rank_run.end_step()
-    if by_previous_pass:
+    if splits_by_previous:
         rank_run.gradient_copies, rank_run.batches = [], []
         _run_alternating_passes(rank_run)
         rank_run.end_step()
@@ -56,7 +56,7 @@ def _run_passes(rank_run: RankRun, microbatch_count: int, is_last_stage: bool) -
             if model_chunk is last_chunk:
                 microbatches_in_flight.backward(model_chunk)
     for model_chunk in reversed(rank_run.chunks):
-        while microbatches_in_flight.outputs[model_chunk.number]:
+        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -70,7 +70,7 @@ def _run_alternating_passes(rank_run: RankRun) -> None:
         for _ in range(2):
             microbatches_in_flight.backward(model_chunk)
             microbatches_in_flight.forward(model_chunk)
-        while microbatches_in_flight.outputs[model_chunk.number]:
+        while microbatches_in_flight.outputs[model_chunk.chunk_index]:
             microbatches_in_flight.backward(model_chunk)
 
 
@@ -86,12 +86,15 @@ class MicroBatchesInFlight:
         """Runs the forward pass of the next micro-batch of a chunk."""
         chunk_input = None if model_chunk.is_first else self.run.receive_hidden()
         forward_output = self.run.forward(model_chunk, chunk_input)
-        self.inputs[model_chunk.number].append(chunk_input)
-        self.outputs[model_chunk.number].append(forward_output)
+        self.inputs[model_chunk.chunk_index].append(chunk_input)
+        self.outputs[model_chunk.chunk_index].append(forward_output)
         forward_output.free()
 
     def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if model_chunk.is_last else self.run.receive_gradient()
-        chunk_input, forward_output = self.inputs[model_chunk.number].pop(0), self.outputs[model_chunk.number].pop(0)
+        chunk_input, forward_output = (
+            self.inputs[model_chunk.chunk_index].pop(0),
+            self.outputs[model_chunk.chunk_index].pop(0),
+        )
         self.run.backward(chunk_input, forward_output, gradient)

@@ -15,7 +15,7 @@ from ..framework import RunOnRanks
 from . import rank_memory as replay
 from .evidence import check_components
 from .kernel_choices import CROSS_ENTROPIES, choose_loss_implementation
-from .kernels.attention import unmodelled_reason
+from .kernels.attention import unsupported_attention_reason
 from .settings_from_options import megatron_settings_of, settings_on
 
 
@@ -25,7 +25,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         training_run.memory.spec,
         settings_on(training_run, cuda_runtime),
         rank,
-        cuda_runtime.context,
+        cuda_runtime.context_bytes,
         training_run.recorded_ranks(cuda_runtime),
     )
 
@@ -38,14 +38,14 @@ def check(memory_estimate: Memory, version_text: str) -> None:
         if (
             program_step.verb == "attention"
             and not program_step.options.get("selected")
-            and unmodelled_reason(program_step)
+            and unsupported_attention_reason(program_step)
         ):
-            raise InputError(unmodelled_reason(program_step))
+            raise InputError(unsupported_attention_reason(program_step))
 
 
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
-    settings = settings_on(training_run, training_run.memory.runtime)
+    settings = settings_on(training_run, training_run.memory.cuda_runtime)
     loss, weights = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {
         "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},

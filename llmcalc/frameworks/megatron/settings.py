@@ -327,14 +327,14 @@ class MegatronSettings(MegatronArguments):
         layers_per_stage = self.num_layers_per_virtual_pipeline_stage
         if layers_per_stage is None:
             return 1
-        layers = self.layers
-        layers += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
-        if layers_per_stage < 1 or layers % (self.pp * layers_per_stage):
+        layer_count = self.layers
+        layer_count += self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
+        if layers_per_stage < 1 or layer_count % (self.pp * layers_per_stage):
             raise InputError(
                 f"--num-layers-per-virtual-pipeline-stage: {layers_per_stage} layers on each of {self.pp} ranks do "
-                f"not divide {layers} layers; expected a divisor"
+                f"not divide {layer_count} layers; expected a divisor"
             )
-        return layers // (self.pp * layers_per_stage)
+        return layer_count // (self.pp * layers_per_stage)
 
     def _stages_per_rank(self, stage_count: int) -> int:
         if stage_count % self.pp:

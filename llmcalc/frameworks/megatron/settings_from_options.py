@@ -77,7 +77,7 @@ def megatron_settings_of(
     recompute_value = options.recompute or "none"
     if recompute_value not in RECOMPUTED:
         raise InputError(f"--recompute {recompute_value}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.runtime.gpu
+    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
@@ -106,7 +106,7 @@ def megatron_settings_of(
     if options.moe is not None and options.moe != "dropless":
         arguments["moe_expert_capacity_factor"] = float(options.moe.partition(":")[2])
         arguments["moe_pad_expert_input_to_capacity"] = True
-    if memory_estimate.runtime.expandable:
+    if memory_estimate.cuda_runtime.has_expandable_segments:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     if named_arguments is not None:
         arguments |= named_arguments.arguments(options, "num_experts" in arguments, spec)
@@ -130,11 +130,13 @@ def settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime) -> Megatron
             launch_settings
             if isinstance(launch_settings, MegatronSettings)
             else megatron_settings_of(
-                training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu, launch_settings
+                training_run.memory, training_run.layout, training_run.version, cuda_runtime.gpu_name, launch_settings
             )
         )
-        allocator_env = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.expandable else {}
-        return replace(settings, gpu=cuda_runtime.gpu, env={**settings.env, **allocator_env})
+        allocator_env = (
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if cuda_runtime.has_expandable_segments else {}
+        )
+        return replace(settings, gpu=cuda_runtime.gpu_name, env={**settings.env, **allocator_env})
 
     settings: MegatronSettings = training_run.settings_on(cuda_runtime, make_settings)
     return settings
@@ -150,11 +152,11 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
             f"--framework megatron: Megatron's {memory_estimate.spec.kind} models are counted only from a launch file; "
             "expected --launch"
         )
-    if MTP.name in memory_estimate.states.count.include:
+    if MTP.name in memory_estimate.states.parameter_count.include:
         raise InputError(
             "--with-mtp: with --framework megatron it is read from launch files (--mtp-num-layers); expected --launch"
         )
-    if TOWERS.name in memory_estimate.states.count.include:
+    if TOWERS.name in memory_estimate.states.parameter_count.include:
         raise InputError(
             f"{TOWERS.option}: encoders of images and sound are not modelled with --framework megatron; expected no "
             f"{TOWERS.option}"

@@ -20,7 +20,7 @@ GRAPHS = "megatron-layer-graphs"
 
 
 def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_tokens: bool) -> str:
-    """Returns the name of the software stack: that of a file's overlaps, with its CUDA graphs and its dispatcher.
+    """Returns the time stack's name, composed from the file's overlaps, CUDA graphs and token dispatcher.
 
     Without a file, experts get their tokens by the `alltoall` dispatcher, whose memory is counted for such runs.
     """
@@ -37,7 +37,7 @@ def time_stack_name(launched_run: Launch | None, is_compiled: bool, exchanges_to
 
 
 def _dispatcher(launched_run: Launch) -> str:
-    """Returns what sends the tokens of experts, `allgather`, `alltoall` or `flex`; empty if no ranks exchange them."""
+    """Returns the token dispatcher, `allgather`, `alltoall` or `flex`; empty if ranks exchange no tokens."""
     settings = launched_run.own_settings
     if launched_run.layout.ep == 1:
         return ""
@@ -61,21 +61,27 @@ def captures_layers(settings: MegatronSettings) -> bool:
 
 
 def overlapped_groups(launched_run: Launch) -> frozenset[str]:
-    """Returns the groups whose messages a file sends beside products.
+    """Returns the process groups whose messages the launch file overlaps with matrix products.
 
     Files of other programs may list the arguments among those that do not change memory. Tensor-parallel messages
-    overlap with sequence parallelism alone (`user_buffers` of kernel_choices.py).
+    overlap with sequence parallelism alone (`has_user_buffers` of kernel_choices.py).
     """
     settings = launched_run.own_settings
-    stated_names = {name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored}
-    groups = {group for name, group in OVERLAPS.items() if name in stated_names or getattr(settings, name, False)}
+    stated_names = {
+        argument_name.lstrip("-").replace("-", "_").rpartition(".")[2] for argument_name in launched_run.ignored
+    }
+    groups = {
+        overlapped_group
+        for argument_name, overlapped_group in OVERLAPS.items()
+        if argument_name in stated_names or getattr(settings, argument_name, False)
+    }
     if isinstance(settings, MegatronSettings) and not settings.uses_sequence_parallelism:
         groups.discard("tp")
     return frozenset(groups)
 
 
 def product_format(settings: MegatronSettings | NamedModelArguments) -> str:
-    """Returns the number format of matrix products; empty for that of the options, for a named model."""
+    """Returns the number format of matrix products; empty for a named model, whose options state it."""
     if isinstance(settings, NamedModelArguments):
         return ""
     return "bf16" if settings.fp8_format is None else "fp8"

@@ -339,7 +339,12 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
     return LaunchSettings(
         layout,
         settings,
-        TitanSettings(reduced="float32", reduces_each=True, offloads=offloads_to_host, outer_groups="together"),
+        TitanSettings(
+            reduction_format="float32",
+            reduces_each_microbatch=True,
+            offloads_to_host=offloads_to_host,
+            outer_groups="together",
+        ),
     )
 
 

@@ -75,9 +75,9 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
         wraps_large_modules = str(fsdp_table.get("wrapping_strategy")).endswith("_and_size")  # olmo/model.py
         fsdp_settings = TitanSettings(
-            reduced=reduction_format,
-            flat=True,
-            version=1,
+            reduction_format=reduction_format,
+            has_flat_parameters=True,
+            fsdp_version=1,
             outer_groups="separate" if wraps_large_modules else "together",
         )
         return sharded_launch(reader, world_size, run_settings, fsdp_settings if is_sharded else None, spec=spec)

@@ -16,7 +16,7 @@ from .pass_measurement import estimate_with_torch_kernels
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the estimate of the memory of every rank of a model."""
     training_config = memory_estimate.training()
-    trained_share = memory_estimate.states.trained_parameters / memory_estimate.states.count.total
+    trained_share = memory_estimate.states.trained_parameters / memory_estimate.states.parameter_count.total
     bucket_bytes = DTYPES[training_config.dtype].bytes * trained_share
     transient_bytes_of = partial(transient_bytes, measure_optimizer_step(training_config), bucket_bytes)
     return estimate_with_torch_kernels(

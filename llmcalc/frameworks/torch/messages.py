@@ -12,13 +12,13 @@ BUCKETS = 2**20, 25 * 2**20
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the all-reduces of replicated weights' gradients, in buckets that fill from the last parameter on."""
-    gradient_sizes = (
-        weight.tensor.size * replicated_weights.width
+    sizes_of_gradients = (
+        weight.tensor.size * replicated_weights.element_bytes
         for weight in reversed(replicated_weights.weights)
         for _ in range(weight.count)
     )
-    for bucket_bytes in bucket_sizes(gradient_sizes):
-        yield replicated_weights.ranks.message("all_reduce", bucket_bytes, 1)
+    for bucket_bytes in bucket_sizes(sizes_of_gradients):
+        yield replicated_weights.replica_group.message("all_reduce", bucket_bytes, 1)
 
 
 def bucket_sizes(gradient_sizes: Iterable[int]) -> list[int]:

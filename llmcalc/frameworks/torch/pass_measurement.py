@@ -9,13 +9,13 @@ from ...device_memory.estimate import Memory
 from ...device_memory.training import TrainingConfig
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...simulator.effort import EFFORT
 from ...simulator.event_log import EventRecorder
 from ...simulator.layer_loops import SHORT_RUN_REPEATS
 from ...simulator.meter import Meter
+from ...simulator.module_visits import PassVisits, VisitMeter, passes_without_repeat
 from ...simulator.profiles.context_parallel import RingAttentionKernels, context_parallel_ring, sequence_tokens_of_rank
 from ...simulator.profiles.dtensor import DTensorKernels
-from ...simulator.visits import PassVisits, VisitMeter, passes_without_repeat
+from ...simulator.simulated_work import EFFORT
 from ..peak_estimate import BytesPerParameter, MeasurePasses, MicroBatchBytes, PeakByPath, PeakEstimate
 from ..stage_layers import StageLayers
 from ..transient_bytes import TransientBytesOfRank
@@ -34,9 +34,9 @@ class RingChunk(ModelChunk):
 
     def __init__(self, rank_setup: RankSetup, stage: Stage, memory_meter: Meter | EventRecorder) -> None:
         rank_training = replace(
-            rank_setup.training, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training.seq)
+            rank_setup.training_config, seq=sequence_tokens_of_rank(rank_setup.layout, rank_setup.training_config.seq)
         )
-        super().__init__(replace(rank_setup, training=rank_training), stage, memory_meter)
+        super().__init__(replace(rank_setup, training_config=rank_training), stage, memory_meter)
         self.lowering.ring = context_parallel_ring(rank_setup.layout, rank_setup.rank)
 
 
@@ -78,7 +78,9 @@ class StageRun:
         set_up_bytes = self.meter.now
         self._run_micro_batch()
         gradients = [
-            (path, weight.grad, weight) for path, weight in self.chunk.lowering.parameters if weight.grad is not None
+            (weight_path, weight.grad, weight)
+            for weight_path, weight in self.chunk.lowering.parameters
+            if weight.grad is not None
         ]
         gradient_bytes = sum(gradient.bytes for _, gradient, _ in gradients)
         whole_gradients = [
@@ -113,7 +115,7 @@ class StageRun:
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
-        """Returns the bytes of the latest micro-batch with one repeat less of its four.
+        """Derives the bytes of a micro-batch with three layer repeats from the last run, which has four.
 
         The passes count as work as if a run of their own had first made its gradients, so that a search over layouts
         does not go on to more replays than a user waits for.
@@ -122,12 +124,14 @@ class StageRun:
         if self._latest is None or self.layers.stack is None:
             return None
         saved_bytes, forward, backward = self._latest
-        longer_work = forward.work + backward.work
+        longer_work = forward.work_units + backward.work_units
         shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
         if shorter_passes is None:
             return None
         forward, backward, repeat_bytes = shorter_passes
-        EFFORT.units += 2 * (forward.work + backward.work) + (longer_work if self._has_whole_gradients else 0)
+        EFFORT.units += 2 * (forward.work_units + backward.work_units) + (
+            longer_work if self._has_whole_gradients else 0
+        )
         return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward)
 
     def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
@@ -155,14 +159,14 @@ def estimate_with_torch_kernels(
     transient_bytes_of: counts the transient bytes of a rank.
     pads_rows: whether shards are equally many rows of every tensor, rounded up.
     """
-    fixed_bytes = memory_estimate.runtime.context + THREADS * memory_estimate.runtime.workspace
+    fixed_bytes = memory_estimate.cuda_runtime.context_bytes + THREADS * memory_estimate.cuda_runtime.workspace_bytes
     measure_passes = make_pass_measurement(memory_estimate.spec, training_config)
     frees_gradients = not memory_estimate.training().keeps_gradients
     return PeakEstimate(
         memory_estimate.spec,
         parameter_bytes,
         measure_passes,
-        memory_estimate.states.count.include,
+        memory_estimate.states.parameter_count.include,
         fixed_bytes,
         transient_bytes_of,
         frees_gradients,

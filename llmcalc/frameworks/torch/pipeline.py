@@ -41,12 +41,12 @@ from .messages import bucket_sizes
 class MicroBatchInFlight:
     """A micro-batch between forward and backward pass through a pipeline chunk.
 
-    entry: the input from another rank. out: the output, or the loss.
+    received_input: the input from another rank. pass_output: the output, or the loss.
     logits: on the last stage, the logits that the schedule still refers to.
     """
 
-    entry: Tensor | None
-    out: Tensor
+    received_input: Tensor | None
+    pass_output: Tensor
     logits: Tensor | None = None
 
 
@@ -54,14 +54,14 @@ class MicroBatchInFlight:
 class RankSetup:
     """The model, training configuration and layout of one rank.
 
-    layout: the parallel layout. rank: index of the rank. workspace: bytes of a workspace of matrix products.
+    layout: the parallel layout. rank: index of the rank. workspace_bytes: bytes of a workspace of matrix products.
     """
 
     spec: ModelSpec
-    training: TrainingConfig
+    training_config: TrainingConfig
     layout: Layout
     rank: int
-    workspace: int = 0
+    workspace_bytes: int = 0
 
 
 class ModelChunk(TrainingRun):
@@ -79,7 +79,7 @@ class ModelChunk(TrainingRun):
         self.stage = stage
         self.profile = self.profiles[rank_setup.layout.tp > 1]
         rank_flow = rank_program(rank_setup.spec, rank_setup.layout, rank_setup.rank, stage)
-        super().__init__(rank_setup.spec, rank_setup.training, memory_meter=memory_meter, program=rank_flow)
+        super().__init__(rank_setup.spec, rank_setup.training_config, memory_meter=memory_meter, program=rank_flow)
         self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
@@ -89,7 +89,7 @@ class ModelChunk(TrainingRun):
         self.flights: dict[int, Tensor] = {}
 
     def _check_choices(self) -> None:
-        if self.stage.last:
+        if self.stage.has_head:
             super()._check_choices()
 
     # --- alone ------------------------------------------------------------------------------------------------------
@@ -99,26 +99,26 @@ class ModelChunk(TrainingRun):
         self.next_batch()
         self.meter.place = AllocationPlace("forward")
         stage_input = self.lowering.create_stage_input(self.program)
-        if self.stage.first and self.stage.last:
+        if self.stage.has_embedding and self.stage.has_head:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
         output_tensor = self.run_layers()
         return (
             MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
-            if self.stage.last
+            if self.stage.has_head
             else MicroBatchInFlight(stage_input, output_tensor)
         )
 
     def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output_tensor, pass_in_flight.out = pass_in_flight.out, None  # type: ignore[assignment]
-        if self.stage.last:
+        output_tensor, pass_in_flight.pass_output = pass_in_flight.pass_output, None  # type: ignore[assignment]
+        if self.stage.has_head:
             self._run_backward([], partial(self.backward, output_tensor))
         else:
             with count_storages_as(self.meter, "communication"):
                 output_gradient = self.graph.new_tensor(output_tensor.shape, output_tensor.dtype, output_tensor.strides)
             self._backward_from(output_tensor, output_gradient)
-        if pass_in_flight.entry is not None:
-            pass_in_flight.entry.grad = None  # sent
+        if pass_in_flight.received_input is not None:
+            pass_in_flight.received_input.grad = None  # sent
 
     def run_layers(self) -> Tensor:
         """Runs the forward pass of the chunk's layers, without the loss."""
@@ -136,9 +136,9 @@ class ModelChunk(TrainingRun):
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
-    def take_batch(self, tokens: Tensor) -> None:
+    def take_batch(self, token_ids: Tensor) -> None:
         """Stores the tokens of all micro-batches of a step."""
-        self.step_tokens = tokens
+        self.step_tokens = token_ids
 
     def _allocate_batch(self) -> None:
         """Assigns views of the step's token ids to the chunk's inputs."""
@@ -156,7 +156,7 @@ class ModelChunk(TrainingRun):
             receive_buffer = self.lowering.create_stage_input(self.program)
             if receive_buffer is not None:
                 self.received.append(receive_buffer)
-            if not self.stage.last:
+            if not self.stage.has_head:
                 assert self.program.result is not None
                 with count_storages_as(self.meter, "communication"):
                     output_shape = self.lowering.shape(self.program.result)
@@ -175,7 +175,7 @@ class ModelChunk(TrainingRun):
     def forward_and_loss(self, i: int) -> Tensor | None:
         """Runs the forward pass of micro-batch `i`, and returns the loss on the last stage, otherwise None."""
         output_tensor = self.forward_one_chunk(i)
-        return self.compute_loss(output_tensor) if self.stage.last else None
+        return self.compute_loss(output_tensor) if self.stage.has_head else None
 
     def perform_reduce_grad(self) -> None:
         """Does nothing after a step's last backward pass; a chunk with sharding overrides this hook."""
@@ -236,7 +236,7 @@ class RankRun:
     chunk_type: type[ModelChunk] = ModelChunk
 
     def __init__(self, rank_setup: RankSetup, memory_meter: Meter | EventRecorder) -> None:
-        layout, training_config = rank_setup.layout, rank_setup.training
+        layout, training_config = rank_setup.layout, rank_setup.training_config
         self.check(layout)
         microbatch_limit = min(MOST_MICROBATCHES, MOST_FORWARD_PASSES // layout.vpp)
         if training_config.microbatches > microbatch_limit:
@@ -250,14 +250,14 @@ class RankRun:
         self.layout: Layout = layout
         self.training: TrainingConfig = training_config
         self.meter: Meter | EventRecorder = memory_meter
-        layers = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
-        rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
+        layer_count = sum(layer_stack.num_hidden_layers for _, layer_stack in rank_setup.spec.stacks())
+        rank_stages = [stage for stage in stages(layout, layer_count) if stage.pipeline_rank == coordinates.pp]
         self.chunks: list[ModelChunk] = [self.chunk_type(rank_setup, stage, memory_meter) for stage in rank_stages]
         for chunk_index, model_chunk in enumerate(self.chunks):
-            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace
+            model_chunk.number, model_chunk.workspace = chunk_index, rank_setup.workspace_bytes
             model_chunk.workspaces = self.chunks[0].workspaces
         group_size = torch_group_size(layout.pp, training_config.microbatches) if layout.vpp > 1 else None
-        self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).orders[
+        self.order: Sequence[PassAction] = pipeline(layout, training_config.microbatches, group_size).actions_by_rank[
             coordinates.pp
         ]
         self.buckets: list[Storage] = []
@@ -320,10 +320,10 @@ class RankRun:
         """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = AllocationPlace("forward")
         with count_storages_as(self.meter, "activations"):
-            tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
+            token_ids = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
         is_first_step = self.chunks[0].step_tokens is None
         for model_chunk in self.chunks:
-            model_chunk.take_batch(tokens)
+            model_chunk.take_batch(token_ids)
             if is_first_step:
                 model_chunk._initialize_stage()
 
@@ -355,8 +355,8 @@ class RankRun:
 
     def _one_forward_one_backward(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
-        is_last_stage, microbatch_count = model_chunk.stage.last, self.training.microbatches
-        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.rank)
+        is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training.microbatches
+        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):

@@ -44,17 +44,17 @@ MOST_PASSES = 2560
 class RecordedRank:
     """The recorded forward and backward passes of a rank, which ranks with identical passes reuse.
 
-    traces: events of each kind of pass; None if passes do not repeat.
+    pass_traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    replayed: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
+    replay_results: stage of a rank with these passes, and whether segments are expandable → the result of its steps.
     counted_steps: stage of a rank whose passes were all run → its steps, until both kinds of allocators played them.
     """
 
-    traces: Mapping[PassCase, PassTrace] | None
+    pass_traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
-    replayed: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
+    replay_results: dict[tuple[int, bool], ReplayResult] = field(default_factory=dict, compare=False)
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
@@ -72,8 +72,10 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
     """
-    layers = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
-    replayed_microbatches = max(MOST_PASSES // (min(layout.pp, 3) * max(1, layers)), 2 * layout.pp * layout.vpp + 2)
+    layer_count = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
+    replayed_microbatches = max(
+        MOST_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2
+    )
     if layout.vpp > 1:
         if micro_batches % layout.pp:
             return micro_batches
@@ -94,17 +96,18 @@ def replay_rank_on_allocator(
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     cache_key = passes_key(RankRun(rank_setup, EventMeter()))
     is_recorded = (
-        rank_setup.training.microbatches > MICROBATCHES_RUN_IN_FULL and not rank_setup.training.optimizer_in_backward
+        rank_setup.training_config.microbatches > MICROBATCHES_RUN_IN_FULL
+        and not rank_setup.training_config.optimizer_in_backward
     )
     if cache_key not in recorded_ranks:
         recorded_ranks[cache_key] = record_rank(rank_setup) if is_recorded else RecordedRank(None, (), ())
     recorded_rank = recorded_ranks[cache_key]
-    if (stage_number, is_expandable) not in recorded_rank.replayed:
+    if (stage_number, is_expandable) not in recorded_rank.replay_results:
         stores_steps = rank_setup.layout.pp == 1 and not is_tried
-        recorded_rank.replayed[stage_number, is_expandable] = _replay_rank(
+        recorded_rank.replay_results[stage_number, is_expandable] = _replay_rank(
             rank_setup, is_expandable, recorded_rank, stores_steps
         )
-    return recorded_rank.replayed[stage_number, is_expandable]
+    return recorded_rank.replay_results[stage_number, is_expandable]
 
 
 def _replay_rank(
@@ -118,16 +121,18 @@ def _replay_rank(
     if stage_number in recorded_rank.counted_steps:
         return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
-    if recorded_rank.traces is not None:
-        microbatches = rank_setup.training.microbatches
+    if recorded_rank.pass_traces is not None:
+        microbatches = rank_setup.training_config.microbatches
         played_microbatches = micro_batches_on_allocator(rank_setup.layout, rank_run.chunks, microbatches)
         try:
-            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
             if played_microbatches == microbatches:
                 return replay_steps_on_allocator(rank_run, memory_meter, expandable_segments)
-            shorter_setup = replace(rank_setup, training=replace(rank_setup.training, microbatches=played_microbatches))
+            shorter_setup = replace(
+                rank_setup, training_config=replace(rank_setup.training_config, microbatches=played_microbatches)
+            )
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
-            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.traces)
+            _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             return replay_shorter_on_allocator(
                 (rank_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, played_microbatches
             )
@@ -147,16 +152,16 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
 
     None if no chunk has more, if layers differ by their number, and if the repeats differ.
     """
-    if rank_setup.training.first_trained_layer is not None:
+    if rank_setup.training_config.first_trained_layer is not None:
         return None
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
-    stacks, shortened_stacks = shorten_layers(rank_run.chunks, rank_setup.training.layer_period)
+    stacks, shortened_stacks = shorten_layers(rank_run.chunks, rank_setup.training_config.layer_period)
     if not shortened_stacks:
         return None
     rank_run.has_buckets = False  # their sizes depend on the number of layers
     recorded_events = record_two_steps(rank_run, recorder)
-    element_bytes = DTYPES[rank_setup.training.dtype].bytes
-    gradient_sizes = {
+    element_bytes = DTYPES[rank_setup.training_config.dtype].bytes
+    gradient_bytes_by_storage = {
         weight.storage.block.handle: weight.count * element_bytes
         for model_chunk in rank_run.chunks
         for weight in model_chunk.parameters
@@ -165,16 +170,20 @@ def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
     def bucket_events(repeated_events: RepeatedEvents) -> list[Event]:
         if rank_setup.layout.dp == 1:
             return []
-        sizes = {
+        full_run_gradient_bytes = {
             full_number: gradient_bytes
-            for storage_number, gradient_bytes in gradient_sizes.items()
+            for storage_number, gradient_bytes in gradient_bytes_by_storage.items()
             for full_number in repeated_events.numbers_in_full_run(storage_number)
         }
         set_up_events = repeated_events.events_of_full_run(recorded_events.set_up)
-        ordered_sizes = [sizes[number] for number, nbytes, _ in set_up_events if nbytes >= 0 and number in sizes]
+        ordered_gradient_bytes = [
+            full_run_gradient_bytes[allocated_storage]
+            for allocated_storage, nbytes, _ in set_up_events
+            if nbytes >= 0 and allocated_storage in full_run_gradient_bytes
+        ]
         return [
             (repeated_events.count + i, bucket_bytes, "communication")
-            for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_sizes)))
+            for i, bucket_bytes in enumerate(bucket_sizes(reversed(ordered_gradient_bytes)))
         ]
 
     try:
@@ -211,7 +220,10 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
     return (
         vocabulary_shard,
         is_last_stage,
-        *((stage.first, stage.last, *layer_names[stage.layers.start : stage.layers.stop]) for stage in chunk_stages),
+        *(
+            (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
+            for stage in chunk_stages
+        ),
     )
 
 
@@ -277,7 +289,7 @@ def run_in_groups(model_chunks: Sequence[ModelChunk], microbatch_count: int, gro
     pipeline. In other chunks several micro-batches are in flight.
     """
     chunk_losses: list[list[Tensor | None]] = [[] for _ in model_chunks]
-    last_chunk = model_chunks[-1] if model_chunks[-1].stage.last else None
+    last_chunk = model_chunks[-1] if model_chunks[-1].stage.has_head else None
     for first_microbatch in range(0, microbatch_count, group_size):
         group_microbatches = range(first_microbatch, min(first_microbatch + group_size, microbatch_count))
         for model_chunk in model_chunks:

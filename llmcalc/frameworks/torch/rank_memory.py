@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...device_memory.cuda_runtime import CudaRuntime
 from ...device_memory.device_memory import TORCH, DeviceMemory, MemoryTerm, summarize_memory
-from ...device_memory.host import with_paged_states
+from ...device_memory.host_memory import with_paged_states
 from ...errors import InputError
 from ...simulator.layer_loops import layer_stacks
 from ..framework import RunOnRanks
@@ -23,14 +23,16 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
         raise InputError("--trainable-layers: not modelled in a layout that divides layers; expected --dp N alone")
     is_only_rank = training_run.layout.world == 1
     training_config = replace(training_config, pages_states=is_only_rank)
-    rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace)
+    rank_setup = RankSetup(spec, training_config, training_run.layout, rank, cuda_runtime.workspace_bytes)
     recorded_ranks = training_run.recorded_ranks(cuda_runtime)
-    replay_result = replay_rank_on_allocator(rank_setup, cuda_runtime.expandable, recorded_ranks, cuda_runtime.is_tried)
+    replay_result = replay_rank_on_allocator(
+        rank_setup, cuda_runtime.has_expandable_segments, recorded_ranks, cuda_runtime.is_search_candidate
+    )
     citation = "torch/distributed/pipelining/stage.py, nn/parallel/distributed.py, replayed"
     tensors_term = MemoryTerm("tensors", 0, "source", citation, TORCH)
     if titan_settings(training_run.own_settings).float8 is not None:
         from ..fsdp2.rank_memory import IN_FLOAT8
 
         tensors_term = IN_FLOAT8
-    device = summarize_memory(replay_result, cuda_runtime.context, layer_stacks(spec), tensors_term)
+    device = summarize_memory(replay_result, cuda_runtime.context_bytes, layer_stacks(spec), tensors_term)
     return with_paged_states(device, training_run.memory.states) if is_only_rank else device

@@ -14,7 +14,7 @@ FRAMEWORK = Framework(
     estimate_errors=EstimateErrors(under=0.04),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
-    layouts=LayoutRules("torch", untried=("cp", "ep"), fills_pipeline=True),
+    layouts=LayoutRules("torch", untried_sizes=("cp", "ep"), fills_pipeline=True),
     replays_every_micro_batch=True,
     micro_batch_group=torch_group_size,
     launcher="torchrun",

@@ -150,8 +150,8 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
             reader.table(config, "fsdp"), "cpu_offload"
         )
         fsdp_settings = TitanSettings(
-            reduced="bfloat16" if dtype == "bf16" else "",
-            offloads=offloads_to_host,
+            reduction_format="bfloat16" if dtype == "bf16" else "",
+            offloads_to_host=offloads_to_host,
             outer_groups=_outer_groups(reader, config),
         )
         launched_run = sharded_launch(

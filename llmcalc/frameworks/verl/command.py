@@ -292,10 +292,10 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         )
     reduce_dtype = "bfloat16" if number_formats["reduce_dtype"] in BF16 else "float32"
     fsdp_settings = TitanSettings(
-        reduced=reduce_dtype,
-        reduces_each=True,
-        flat=has_flat_params,
-        version=1 if fsdp_strategy == "fsdp" else 2,
+        reduction_format=reduce_dtype,
+        reduces_each_microbatch=True,
+        has_flat_parameters=has_flat_params,
+        fsdp_version=1 if fsdp_strategy == "fsdp" else 2,
         outer_groups=OUTER_GROUPS[fsdp_strategy],
     )
     return LaunchSettings(layout, settings, fsdp_settings)

@@ -132,11 +132,11 @@ def run_of_sft(reader: LaunchReader, config: Table) -> LaunchSettings:
     # its policy wraps each adapter on its own
     has_flat_params = fsdp_strategy == "fsdp" and "lora_rank" not in settings
     fsdp_settings = TitanSettings(
-        reduced="float32",
-        reduces_each=True,
-        flat=has_flat_params,
-        version=1 if fsdp_strategy == "fsdp" else 2,
-        offloads=offloads_to_host,
+        reduction_format="float32",
+        reduces_each_microbatch=True,
+        has_flat_parameters=has_flat_params,
+        fsdp_version=1 if fsdp_strategy == "fsdp" else 2,
+        offloads_to_host=offloads_to_host,
         outer_groups=OUTER_GROUPS[fsdp_strategy],
     )
     return LaunchSettings(layout, settings, fsdp_settings)

@@ -115,7 +115,7 @@ class VLLMServer(VLLMSettings):
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
             workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
-            cublas_workspace=cuda_runtime_of(self.hardware).workspace,
+            cublas_workspace=cuda_runtime_of(self.hardware).workspace_bytes,
             compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
             else 0,

@@ -158,7 +158,7 @@ class ElementwiseOperations(ViewOperations):
         output = self.like(x)
         return record(self.graph, "exp", (x,), output, lambda g, _, output: (self.like(g, output),), output)
 
-    def function(self, operation_name: str, x: Tensor) -> Tensor:
+    def elementwise_function(self, operation_name: str, x: Tensor) -> Tensor:
         """Applies an elementwise function with a single gradient kernel."""
         output = self.like(x)
         if operation_name in SAVES_OUTPUT:

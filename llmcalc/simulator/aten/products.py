@@ -76,7 +76,7 @@ class ProductOperations(ElementwiseOperations):
             for (shape, strides), needs_gradient in zip(gradient_layouts, needs_input_grad, strict=True)
         ]
 
-    def operand(self, x: Tensor) -> Tensor:
+    def autocast_operand(self, x: Tensor) -> Tensor:
         """Casts an operand to the autocast format, with a cache for weights.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
@@ -93,16 +93,16 @@ class ProductOperations(ElementwiseOperations):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices [n, k] × [k, m] in the autocast format."""
-        cast_b = self.operand(b)
-        return self.mm(self.operand(a), cast_b)
+        cast_b = self.autocast_operand(b)
+        return self.mm(self.autocast_operand(a), cast_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Computes x·Wᵀ + b. weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
-        cast_bias = None if bias is None else self.operand(bias)
-        cast_weight = self.operand(weight)
-        return self._linear(self.operand(x), cast_weight, cast_bias)
+        cast_bias = None if bias is None else self.autocast_operand(bias)
+        cast_weight = self.autocast_operand(weight)
+        return self._linear(self.autocast_operand(x), cast_weight, cast_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b without autocast."""
@@ -160,8 +160,8 @@ class ProductOperations(ElementwiseOperations):
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices in the last two axes. Leading axes are broadcast."""
-        cast_b = self.operand(b)
-        return self._matmul(self.operand(a), cast_b)
+        cast_b = self.autocast_operand(b)
+        return self._matmul(self.autocast_operand(a), cast_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices."""
@@ -173,9 +173,9 @@ class ProductOperations(ElementwiseOperations):
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """Convolves along the rows: [batch, channels, rows, …] → [batch, out, length, …]."""
-        cast_bias = None if bias is None else self.operand(bias)
-        cast_weight = self.operand(weight)
-        return self._convolution(self.operand(x), cast_weight, cast_bias, length)
+        cast_bias = None if bias is None else self.autocast_operand(bias)
+        cast_weight = self.autocast_operand(weight)
+        return self._convolution(self.autocast_operand(x), cast_weight, cast_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])

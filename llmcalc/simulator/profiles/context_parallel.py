@@ -42,7 +42,7 @@ ROWS = 2
 class ContextParallelRing:
     """The ranks of a context-parallel group, each with a part of the sequence.
 
-    ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
+    ranks: how many they are. rank: which of them this one is. uses_all_gather: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
     peaks_only: whether rounds are left out that allocate what the round before allocates, which changes no peak of
         allocated bytes; false by default.
@@ -50,7 +50,7 @@ class ContextParallelRing:
 
     ranks: int
     rank: int
-    gathers: bool = True
+    uses_all_gather: bool = True
     peaks_only: bool = False
 
     def rounds(self) -> list[int]:
@@ -252,7 +252,7 @@ class RingKernels:
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = aten.contiguous(key), aten.contiguous(value)
         sdpa_merger = AttentionOutputMerger(aten)
-        rotater = KeyValueRotater(self.graph, ring_size, self.ring.gathers)
+        rotater = KeyValueRotater(self.graph, ring_size, self.ring.uses_all_gather)
         for round_number in self.ring.rounds():
             if round_number > 0:
                 next_kv = rotater.next_buffer(key)
@@ -285,7 +285,7 @@ class RingKernels:
         aten, (rank, ring_size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (aten.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = aten.contiguous(key), aten.contiguous(value)
-        kv_rotater = KeyValueRotater(self.graph, ring_size, self.ring.gathers)
+        kv_rotater = KeyValueRotater(self.graph, ring_size, self.ring.uses_all_gather)
         dkv_rotater = KeyValueRotater(self.graph, ring_size, uses_all_gather=False)
         for round_number in self.ring.rounds():
             if round_number > 0:

@@ -28,7 +28,14 @@ from ...flow.program import NEVER_RUN, AlternativeBranches, Item, ModuleScope, S
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...parallel.placements import Collective, CollectiveKind, PlacementTracker, has_tokens
-from ...parallel.rank_program import FIELDS, AxisShard, RankFlow, flat_axes, has_equal_shards, is_divided
+from ...parallel.rank_program import (
+    FIELDS,
+    AxisShard,
+    RankFlow,
+    axes_with_concatenated_parts,
+    has_equal_shards,
+    is_divided,
+)
 from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import ModuleFrame, Path
@@ -46,25 +53,29 @@ class SentMessage(NamedTuple):
     """A collective message that a rank sends. place: module and phase of the message."""
 
     place: AllocationPlace
-    sent: Collective
+    collective: Collective
 
 
 @dataclass
 class RecurrentModule:
-    """A recurrent module that one kernel runs. last: output projection. summed: whether the output is reduced."""
+    """A recurrent module that one kernel runs.
 
-    last: Step
-    summed: bool = True
+    output_projection: the step of its output projection.
+    reduces_output: whether the output is reduced over ranks, true by default.
+    """
+
+    output_projection: Step
+    reduces_output: bool = True
 
 
 class DTensorKernels(EagerKernels):
     """Runs a rank's program with tensor parallelism by DTensors.
 
     module_inputs: per running module, the values that its products read, as they were before, and as they read them.
-    ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
+    ranks: of the tensor group. token_ranks: of them, those that divide the tokens between products, 1 without sequence
         parallelism.
     messages: what this rank has sent to the group, and where.
-    places: where each value lies, if tokens are divided.
+    placement_tracker: where each value lies, if tokens are divided.
     recurrence: the published module that runs at once.
     divides_loss: whether the loss is computed on divided logits, true by default; else they are gathered.
     copies_gathered: whether gathered tokens of one sequence are copied too, which are side by side already; false by
@@ -73,9 +84,9 @@ class DTensorKernels(EagerKernels):
 
     module_inputs: list[list[tuple[int, Tensor, Tensor]]]
     ranks: int = 1
-    tokens: int = 1
+    token_ranks: int = 1
     messages: list[SentMessage]
-    places: PlacementTracker | None = None
+    placement_tracker: PlacementTracker | None = None
     recurrence: RecurrentModule | None = None
     divides_loss = True
     copies_gathered = False
@@ -106,9 +117,9 @@ class DTensorKernels(EagerKernels):
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
-        self.tokens = layout.tp
-        self.places: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
-        self.places.run_program(program)
+        self.token_ranks = layout.tp
+        self.placement_tracker: PlacementTracker = PlacementTracker(layout, self.run_config, include=self.include)
+        self.placement_tracker.run_program(program)
         self._check_token_sharding_rules(program)
         seq = self.run_config.new_rows(TOKENS)
         if seq % layout.tp:
@@ -120,7 +131,7 @@ class DTensorKernels(EagerKernels):
 
     def _check_token_sharding_rules(self, program: RankFlow) -> None:
         """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
-        assert self.places is not None
+        assert self.placement_tracker is not None
         for step_name, operation in named_steps(program.root.items):
             makes_rows = not operation.ins and bool(operation.outs) and has_tokens(operation.outs[0].rows)
             if not operation.outs or (operation.weight is None and not makes_rows):
@@ -138,14 +149,14 @@ class DTensorKernels(EagerKernels):
 
     def is_sharded_by_tokens(self, recorded_value: Value) -> bool:
         """Whether a tensor is sharded by tokens over the tensor-parallel ranks."""
-        return self.places is not None and self.places.placement(recorded_value) == "rows"
+        return self.placement_tracker is not None and self.placement_tracker.placement(recorded_value) == "rows"
 
     def shape(self, recorded_value: Value) -> Shape:
         shape = super().shape(recorded_value)
         if not self.is_sharded_by_tokens(recorded_value):
             return shape
         batch, row_count, *row_shape = shape
-        return (batch, row_count // self.tokens, *row_shape)
+        return (batch, row_count // self.token_ranks, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
@@ -168,10 +179,10 @@ class DTensorKernels(EagerKernels):
         sends_float8: whether tokens are cast to 8 bits first (default false); readers compute in the format of x.
         """
         batch, row_count, *row_shape = x.shape
-        shape, dtype = (batch, row_count * self.tokens, *row_shape), FLOAT8 if sends_float8 else x.dtype
-        sent_part = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
-        gathered_x = self.graph.new_tensor((batch * self.tokens, row_count, *row_shape), dtype)
-        del sent_part
+        shape, dtype = (batch, row_count * self.token_ranks, *row_shape), FLOAT8 if sends_float8 else x.dtype
+        sent_tokens = self.graph.new_tensor(x.shape, dtype) if sends_float8 else x
+        gathered_x = self.graph.new_tensor((batch * self.token_ranks, row_count, *row_shape), dtype)
+        del sent_tokens
         self.record_message("all_gather", gathered_x.bytes)
         is_in_place = is_size_one(batch) and (self.has_overlapped_products or not self.copies_gathered)
         storage = gathered_x.storage if is_in_place else self.graph.new_tensor(shape, dtype).storage
@@ -199,7 +210,7 @@ class DTensorKernels(EagerKernels):
 
         def make_local_rows() -> Tensor:
             self.record_message("reduce_scatter", x.bytes)
-            return self.graph.new_tensor((batch, row_count // self.tokens, *row_shape), x.dtype)
+            return self.graph.new_tensor((batch, row_count // self.token_ranks, *row_shape), x.dtype)
 
         local_rows = (
             make_local_rows()
@@ -216,7 +227,9 @@ class DTensorKernels(EagerKernels):
         output = super().linear_output(operation, x, weight, bias)
         if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
             return output
-        if self.recurrence is not None and operation is not self.recurrence.last:  # divided products read it
+        if (
+            self.recurrence is not None and operation is not self.recurrence.output_projection
+        ):  # divided products read it
             return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
         return self._sum_of_ranks(operation, output)
 
@@ -225,7 +238,7 @@ class DTensorKernels(EagerKernels):
 
         Each rank adds its part of a replicated bias in its product, so a bias needs no further tensor.
         """
-        if self.tokens == 1:
+        if self.token_ranks == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
         gathers_float8, reduced_output = (
             self.gathers_in_8_bits(operation),
@@ -251,7 +264,9 @@ class DTensorKernels(EagerKernels):
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
-        axis = next((axis for axis in flat_axes(recorded_value.axes) if isinstance(axis, AxisShard)), None)
+        axis = next(
+            (axis for axis in axes_with_concatenated_parts(recorded_value.axes) if isinstance(axis, AxisShard)), None
+        )
         if axis is None or axis.degree == 1:
             return logits
         new_tensor, (*row_shape, local_width), vocabulary_size = self.graph.new_tensor, logits.shape, axis.full_size
@@ -310,7 +325,7 @@ class DTensorKernels(EagerKernels):
         self, x: Tensor, spec: Norm, norm_name: str, shape: Any, groups: Any = 1, module_path: Path | None = None
     ) -> Tensor:
         """Runs a norm, on distributed tensors if tokens are sharded (`SequenceParallel`)."""
-        self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
+        self.graph.subclasses = self.token_ranks > 1 and not self.choices.compiled
         try:
             return super().norm(x, spec, norm_name, shape, groups, module_path)
         finally:
@@ -354,16 +369,16 @@ class DTensorKernels(EagerKernels):
                 module_output = compute_module(module_steps, x)
             finally:
                 self.recurrence = None
-            output_projection = recurrence.last
-            if recurrence.summed:
+            output_projection = recurrence.output_projection
+            if recurrence.reduces_output:
                 return module_output
             return self._sum_of_ranks(output_projection, module_output)
 
         super().run_module_at_once(module_scope, compute_and_reduce)
 
     def unadapted_weight(self, operation: Step) -> Tensor:
-        if self.recurrence is not None and operation is self.recurrence.last:
-            self.recurrence.summed = not is_divided(operation.ins[0].axes)
+        if self.recurrence is not None and operation is self.recurrence.output_projection:
+            self.recurrence.reduces_output = not is_divided(operation.ins[0].axes)
         return super().unadapted_weight(operation)
 
     def module_SelectiveScan(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -376,7 +391,12 @@ class DTensorKernels(EagerKernels):
     def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
         weight_axes = (
-            () if operation.weight is None else (*flat_axes(operation.weight.ins), *flat_axes(operation.weight.out))
+            ()
+            if operation.weight is None
+            else (
+                *axes_with_concatenated_parts(operation.weight.ins),
+                *axes_with_concatenated_parts(operation.weight.out),
+            )
         )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not vocabulary_axes or vocabulary_axes[0].degree == 1:
@@ -385,7 +405,7 @@ class DTensorKernels(EagerKernels):
         mask, masked_tensor = self._mask_tensor(index)
         masked_rows = self.graph.new_tensor((*index.shape, embedding_width), weight.dtype)
         del masked_tensor, mask
-        if self.tokens > 1:
+        if self.token_ranks > 1:
             embeddings = self._record_full_table_gradient(
                 weight, masked_rows, index, (vocabulary_size, embedding_width)
             )
@@ -454,9 +474,9 @@ class DTensorKernels(EagerKernels):
         """Computes the loss of vocabulary-parallel log-probabilities (torch/distributed/tensor/parallel/loss.py)."""
         new_tensor, (tokens, _) = self.graph.new_tensor, x.shape
         _safe_target = self._zero_where_ignored((tokens,), INT64)
-        mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
+        vocabulary_mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
         result_partial = new_tensor((tokens, 1), x.dtype)
-        del mask
+        del vocabulary_mask
         _result_reduced = self.all_reduce(result_partial)
         losses = new_tensor((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
@@ -466,9 +486,9 @@ class DTensorKernels(EagerKernels):
         total_weight = new_tensor((), x.dtype)
         del counted_labels
         loss_sum = new_tensor((), x.dtype)
-        mean = new_tensor((), x.dtype)
+        mean_loss = new_tensor((), x.dtype)
         del loss_sum
-        losses = mean
+        losses = mean_loss
         return losses, total_weight
 
     def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
@@ -518,7 +538,9 @@ def check_equal_shards(program: RankFlow) -> None:
         if operation.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         if operation.outs and has_equal_shards(operation.outs[0].axes):
-            axes = (axis for axis in flat_axes(operation.outs[0].axes) if isinstance(axis, AxisShard))
+            axes = (
+                axis for axis in axes_with_concatenated_parts(operation.outs[0].axes) if isinstance(axis, AxisShard)
+            )
             axis = next(axis for axis in axes if has_equal_shards((axis,)))
             raise InputError(
                 f"--tp {layout.tp}: torch gives no part to several ranks, and {FIELDS[axis.name]} is {axis.full_size}; "

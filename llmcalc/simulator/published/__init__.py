@@ -35,14 +35,14 @@ class PublishedLibrary:
 class PublishedKernel:
     """A published kernel with library, source file and verifying test.
 
-    name: its name in the library. library: the name of the library. where: its file and class.
-    known: how its memory is known. note: what else a reader should know.
+    name: its name in the library. library: the name of the library. source_location: its file and class.
+    memory_source: how its memory is known. note: what else a reader should know.
     """
 
     name: str
     library: str
-    where: str
-    known: Known
+    source_location: str
+    memory_source: Known
     note: str
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..aten import Aten
 from ..strides import is_size_one
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import Optional, record_function
+from .autograd_function import Optional, record_function
 
 
 def causal_conv1d_fwd(aten: Aten, x: Tensor) -> Tensor:

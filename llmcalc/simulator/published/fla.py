@@ -15,7 +15,7 @@ from typing import Any
 from ...algebra import Number, are_equal, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import H100, Accelerator, Optional, next_power_of_two, record_function
+from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 64
 """The tokens that a kernel computes at once."""
@@ -551,9 +551,9 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
     with autograd_graph.no_grad():
         g = _retention_decays(aten, q) if g is None else g
         q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
-        parts = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
-        o = aten.sum(parts, 0)
-        del parts
+        tile_outputs = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
+        o = aten.sum(tile_outputs, 0)
+        del tile_outputs
         output = aten.to(o, q.dtype)
     saved_tensors = q_in, k_in, v_in, g_in, o
     return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)
@@ -604,8 +604,8 @@ def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tenso
         for _ in range(4):
             inverse_frequencies = aten.like(inverse_frequencies)
         angles = aten.new_tensor((tokens, pair_count), FLOAT32)
-        cos = aten.to(aten.function("cos", angles), template.dtype)
-        return cos, aten.to(aten.function("sin", angles), template.dtype)
+        cos = aten.to(aten.elementwise_function("cos", angles), template.dtype)
+        return cos, aten.to(aten.elementwise_function("sin", angles), template.dtype)
 
 
 # --- Kimi delta attention --------------------------------------------------------------------------------------------

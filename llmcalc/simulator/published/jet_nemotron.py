@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import Gradient, Tensor
-from .function import record_function
+from .autograd_function import record_function
 
 
 def dynamic_conv(aten: Aten, x: Tensor, filters: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import Gradient, Tensor
-from .function import next_power_of_two, record_function
+from .autograd_function import next_power_of_two, record_function
 
 WIDEST = 128
 """The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""

@@ -15,8 +15,8 @@ from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
 from ..strides import is_size_one
 from ..tensor import FLOAT32, Dtype, Gradient, Tensor
+from .autograd_function import H100, Accelerator, Optional, next_power_of_two, record_function
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
-from .function import H100, Accelerator, Optional, next_power_of_two, record_function
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
@@ -122,12 +122,12 @@ def selective_scan_with_states(
         return du, ddelta, da, db, dc, dd, dz, dbias
 
     with autograd_graph.no_grad():
-        result, *saved_tensors = forward(u, delta, b, c, z)
-    assert result is not None
+        scan_output, *saved_tensors = forward(u, delta, b, c, z)
+    assert scan_output is not None
     states = saved_tensors[STATES]
     assert states is not None
     output = record_function(
-        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saved_tensors
+        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), scan_output, backward, saved_tensors
     )
     return output, states
 

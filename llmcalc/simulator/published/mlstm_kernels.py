@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...algebra import Number, are_equal, ceil_div, exact_div
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import next_power_of_two, record_function
+from .autograd_function import next_power_of_two, record_function
 
 LEAST, WHOLE = 16, 128
 """The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""

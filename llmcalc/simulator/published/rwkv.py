@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import BFLOAT16, FLOAT16, FLOAT32, Gradient, Tensor
-from .function import record_function
+from .autograd_function import record_function
 
 
 def rwkv_linear_attention(

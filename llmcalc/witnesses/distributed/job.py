@@ -111,7 +111,9 @@ def simulate_rank(training_job: TrainingJob, rank: int) -> dict[str, int]:
     fsdp_settings = replace(FSDP, prefetch=training_job.layout.prefetch)
     if training_job.layout.zero == 3 and training_job.layout.pp > 1:
         rank_run = ShardedRank(
-            ShardedSetup(training_job.spec, training_job.training, training_job.layout, rank, fsdp=fsdp_settings),
+            ShardedSetup(
+                training_job.spec, training_job.training, training_job.layout, rank, fsdp_settings=fsdp_settings
+            ),
             memory_meter,
         )
     elif training_job.layout.zero == 3:

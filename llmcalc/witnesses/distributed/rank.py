@@ -176,7 +176,7 @@ def _build_optimizers(training_job: TrainingJob, model: Any) -> list[Any]:
     matrices = layer_matrices(model)
     parameters = [(parameter, id(parameter) in matrices) for parameter in model.parameters()]
     return list(
-        build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.momentum)
+        build_optimizers(training_job.training.optimizer, parameters, "foreach", training_job.training.has_momentum)
     )
 
 
@@ -263,9 +263,9 @@ class RankProcess:
         self.last: bool = True
         if layout.pp > 1:
             layers = len(model.layers)
-            (this_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
-            parallel.keep_stage(model, this_stage.layers, this_stage.first, this_stage.last)
-            self.last = this_stage.last
+            (this_stage,) = (stage for stage in stages(layout, layers) if stage.pipeline_rank == self.at.pp)
+            parallel.keep_stage(model, this_stage.layers, this_stage.has_embedding, this_stage.has_head)
+            self.last = this_stage.has_head
         if layout.tp > 1:
             parallel.apply_tensor_parallelism(model, self.meshes["tp"])
         if layout.zero == 3:

@@ -292,12 +292,12 @@ def test_fp8_modules_of_transformers(tmp_path: Path) -> None:
         }
         (tmp_path / "config.json").write_text(json.dumps(data, default=str))
         use = llmcalc.memory(llmcalc.load(str(tmp_path))).states
-        assert use.quantized is not None
+        assert use.quantized_size is not None
         assert use.weights == bytes_of(model.parameters())
         scales = [p for name, p in model.named_parameters() if name.endswith("scale_inv")]
-        assert use.quantized.by_part.scales == bytes_of(scales)
+        assert use.quantized_size.by_part.scales == bytes_of(scales)
         assert len(scales) == 3 * 7 - 3 - 1
-        assert use.quantized.by_part.other == (4 * len(scales) if scheme == "static" else 0)
+        assert use.quantized_size.by_part.other == (4 * len(scales) if scheme == "static" else 0)
 
 
 @pytest.mark.parametrize("experts", ["fp8", "fp4"])

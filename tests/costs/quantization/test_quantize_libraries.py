@@ -216,9 +216,11 @@ def test_a_published_list_names_modules_of_its_model(name: str) -> None:
     record = MIXED[name]
     preset = llmcalc.load(record["config"])
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
-    assert use.quantized is not None
-    assert not [note for note in use.quantized.scheme.notes() if "converts modules that are not in this model" in note]
-    assert use.quantized.by_part.weights == eval_bytes(record["weight_bytes"])
+    assert use.quantized_size is not None
+    assert not [
+        note for note in use.quantized_size.scheme.notes() if "converts modules that are not in this model" in note
+    ]
+    assert use.quantized_size.by_part.weights == eval_bytes(record["weight_bytes"])
 
 
 def eval_bytes(terms: list[list[int]]) -> int:

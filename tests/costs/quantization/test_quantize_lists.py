@@ -284,8 +284,8 @@ def test_modules_that_no_format_converts_are_in_the_model() -> None:
     """The config of gpt-oss excludes attention, and MXFP4 converts experts alone."""
     preset = llmcalc.load("gpt-oss-20b")
     use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
-    assert use.quantized is not None
-    assert not [note for note in use.quantized.scheme.notes() if "not in this model" in note]
+    assert use.quantized_size is not None
+    assert not [note for note in use.quantized_size.scheme.notes() if "not in this model" in note]
 
 
 # Checkpoints of Qwen3.6 27B whose index states the bytes of all tensors, its encoder included

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 
-def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """The momentum."""
     return {"exp_avg": packed_bytes(total_elements(tensors), dtype)}
 
 
 def step(run: OptimizerStep) -> None:
     """The update of each tensor is made beside it."""
-    for one in run.loop_over(run.updated_parameters):
+    for one in run.parameters_in_turn(run.updated_parameters):
         if not one.states:
-            with run.counting_as_states():
-                one.states.append(run.t.like(one.tensor, dtype=run.dtype))
+            with run.allocating_states():
+                one.states.append(run.t.like(one.tensor, dtype=run.state_format))
         update = run.t.like(one.states[0])
         run.write(one.tensor, update)
 
 
-OPTIMIZER = Optimizer(name="signum", implementations=("loop",), states=states, step=step, by_element=True)
+OPTIMIZER = Optimizer(
+    name="signum", implementations=("loop",), state_bytes=state_bytes, run_step=step, updates_any_elements=True
+)

@@ -29,7 +29,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     """One sum of all gradients."""
-    yield group.ranks.message("all_reduce", group.elements * group.width, 1)
+    yield group.replica_group.message("all_reduce", group.elements * group.element_bytes, 1)
 
 
 def gradient_rules() -> GradientRules:
@@ -54,6 +54,6 @@ FRAMEWORK = Framework(
     estimate=estimate,
     estimate_errors=EstimateErrors(under=0.5),
     gradient_rules=gradient_rules,
-    layouts=LayoutRules("toyframe", untried=("tp", "cp", "pp", "vpp", "ep")),
+    layouts=LayoutRules("toyframe", untried_sizes=("tp", "cp", "pp", "vpp", "ep")),
     launch_file=LaunchFile("toyjob", "a job of Toyframe", is_job, read_job),
 )

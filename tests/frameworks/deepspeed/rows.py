@@ -48,19 +48,21 @@ def under_deepspeed() -> Iterator[Row]:
 def training(row: Row) -> TrainingConfig:
     """The run without autocast: the engine casts the model to bf16, and its loss reads logits in bf16."""
     how = qwen_run(row)
-    how = replace(how, autocast=False, choices=replace(how.choices, logits_dtype="bfloat16"))
+    how = replace(how, autocast=False, kernel_choices=replace(how.kernel_choices, logits_dtype="bfloat16"))
     return replace(how, adapters=None) if row["method"] == "Full-parameter" else how
 
 
 def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
-    setup = ZeroSetup(model, training(row), settings, devices, 0, A100.workspace)
+    setup = ZeroSetup(model, training(row), settings, devices, 0, A100.workspace_bytes)
     counted_steps, _ = replay_zero(new_zero_run(setup, meter := EventMeter()), meter)
-    replay_result = counted_steps.result_on_allocator(A100.expandable)
-    answer = summarize_memory(replay_result, A100.context, layer_stacks(model), tensor_status(settings, training(row)))
+    replay_result = counted_steps.result_on_allocator(A100.has_expandable_segments)
+    answer = summarize_memory(
+        replay_result, A100.context_bytes, layer_stacks(model), tensor_status(settings, training(row))
+    )
     answer = with_nccl_buffers(
-        answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
+        answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch_version
     )
     measured = row["measured"]["total_mem_gb"] / devices
     return Outcome(row["id"], measured, answer.peak_bytes / GB, answer.device_bytes / GB)

@@ -226,14 +226,14 @@ def is_layer(name: str) -> bool:
 
 def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> list[str]:
     """Wraps each layer and then the whole model by `fully_shard`; returns the paths of the layers."""
-    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
 
     def wrap(module: Any, reshards: bool | None) -> None:
         fully_shard(module, mesh=mesh, mp_policy=formats, reshard_after_forward=reshards)
 
     layers = [name for name, _ in model.named_modules() if is_layer(name)]
     for name in layers:
-        wrap(model.get_submodule(name), layout.reshard and not (fsdp.keeps_last and name == layers[-1]))
+        wrap(model.get_submodule(name), layout.reshard and not (fsdp.keeps_last_layer_gathered and name == layers[-1]))
     if fsdp.outer_keys:
         wrap(model.embed_tokens, layout.reshard)
     if fsdp.outer_groups == "separate":
@@ -244,10 +244,10 @@ def shard_layers(model: Any, training: TrainingConfig, layout: Layout, fsdp: Fsd
 
 def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: FsdpSettings, mesh: Any) -> Any:
     """The reference, each layer and then the whole of it wrapped by `fully_shard`."""
-    with default_dtype(getattr(torch, fsdp.frozen or fsdp.dtype)):
+    with default_dtype(getattr(torch, fsdp.frozen_format or fsdp.dtype)):
         model: Any = spec.reference()
     adapters = None if training.adapters is None else replace(training.adapters, dtype=DTYPES[fsdp.dtype])
-    kernel_variants.use_kernels(model, training.choices, training.recompute, adapters)
+    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute, adapters)
     layers = shard_layers(model, training, layout, fsdp, mesh)
     modules = [model.get_submodule(name) for name in layers]
     for i, module in enumerate(modules):  # as in PyTorch's distributed/FSDP2/example.py
@@ -289,14 +289,14 @@ def by_torch(
         GPUs runs, which does on such tensors alone.
     mesh_of, shard: context of a rank's mesh; function that builds the reference and shards it over the mesh.
     """
-    fake = training.choices.attention == "flash" if fake is None else fake
+    fake = training.kernel_choices.attention == "flash" if fake is None else fake
     fused = training.implementation == "fused"
     seen = Steps()
     with without_shared_fields(), mesh_of(layout, rank) as mesh, FakeTensorMode() if fake else nullcontext():
         model = shard(spec, training, layout, fsdp, mesh)
         parameters = [(one, False) for one in model.parameters()]
         (optimizer,) = build_optimizers(
-            training.optimizer, parameters, training.implementation or "foreach", training.momentum
+            training.optimizer, parameters, training.implementation or "foreach", training.has_momentum
         )
         tracker: Any = watch(model, optimizer)
         with tracker:
@@ -321,10 +321,10 @@ def _steps(
         for batch in range(training.microbatches):
             ids = token_ids(spec, training.batch, training.seq, "cpu")
             source = encoder_input(spec, training.batch, training.seq, training.dtype, "cpu")
-            model.set_requires_gradient_sync(fsdp.reduces_each or batch == training.microbatches - 1)
+            model.set_requires_gradient_sync(fsdp.reduces_each_microbatch or batch == training.microbatches - 1)
             tracker.restart()
-            with kernel_variants.kernel_context(training.choices):
-                loss = loss_or_output(spec, model, ids, source, training.choices)
+            with kernel_variants.kernel_context(training.kernel_choices):
+                loss = loss_or_output(spec, model, ids, source, training.kernel_choices)
                 seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = (
                     tracker.peak,
                     tracker.now,
@@ -384,7 +384,7 @@ def steps_of(run: TrainingRun, training: TrainingConfig, fsdp: FsdpSettings = TI
         for batch in range(training.microbatches):
             run.next_batch()
             if isinstance(run, FsdpRun):
-                run.traffic.reduces = fsdp.reduces_each or batch == training.microbatches - 1
+                run.traffic.reduces = fsdp.reduces_each_microbatch or batch == training.microbatches - 1
             meter.restart()
             loss = run.forward()
             seen.bytes[Seen(step, batch, "forward")], seen.bytes[Seen(step, batch, "live")] = meter.peak, meter.now

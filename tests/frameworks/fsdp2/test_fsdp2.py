@@ -21,7 +21,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.trained_tensors import trained_tensors
 from llmcalc.device_memory.cuda_runtime import HOPPER, CudaRuntime
 from llmcalc.device_memory.estimate import memory
-from llmcalc.device_memory.host import pinned_bytes
+from llmcalc.device_memory.host_memory import pinned_bytes
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import TrainingConfig
 from llmcalc.errors import InputError
@@ -152,9 +152,9 @@ class Case:
             microbatches=count,
             optimizer=optimizer,
             implementation=implementation,
-            momentum=optimizer == "sgd",
+            has_momentum=optimizer == "sgd",
             recompute=recompute_of(of["recompute"]),
-            choices=KernelChoices(attention=attention),
+            kernel_choices=KernelChoices(attention=attention),
         )
         layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
         model = family(of["family"])
@@ -235,16 +235,21 @@ LOW = frozenset({"q_proj", "v_proj", "down_proj"})
     ("name", "fields", "layout", "fsdp"),
     [
         ("llama3-8b", {}, Layout(dp=3, zero=3), TITAN),
-        ("llama3-8b", {"microbatches": 3}, Layout(dp=2, zero=3), FsdpSettings("bfloat16", reduces_each=False)),
-        pytest.param(
-            "llama3-8b", {}, Layout(dp=3, zero=3), FsdpSettings(frozen="bfloat16"), marks=pytest.mark.exhaustive
+        (
+            "llama3-8b",
+            {"microbatches": 3},
+            Layout(dp=2, zero=3),
+            FsdpSettings("bfloat16", reduces_each_microbatch=False),
         ),
-        ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen="bfloat16")),
+        pytest.param(
+            "llama3-8b", {}, Layout(dp=3, zero=3), FsdpSettings(frozen_format="bfloat16"), marks=pytest.mark.exhaustive
+        ),
+        ("llama3-8b", {}, Layout(zero=3), FsdpSettings(frozen_format="bfloat16")),
         (
             "qwen3-8b",
             {"recompute": recompute_of("full-reentrant")},
             Layout(dp=8, hsdp_replicas=2, zero=3, reshard=False),
-            FsdpSettings("bfloat16", "bfloat16", keeps_last=False),
+            FsdpSettings("bfloat16", "bfloat16", keeps_last_layer_gathered=False),
         ),
     ],
 )
@@ -282,7 +287,7 @@ def test_frozen_layers_are_gathered_and_have_no_gradients(recompute: str, monkey
 def test_adapters_have_a_format_of_their_own_by_default() -> None:
     training = memory(family("llama3-8b"), Settings("training", batch=2, seq=16, lora_rank=4)).training()
     alone, fsdp = torchtitan_training(family("llama3-8b"), training)
-    assert (fsdp.dtype, fsdp.frozen) == ("float32", "bfloat16")
+    assert (fsdp.dtype, fsdp.frozen_format) == ("float32", "bfloat16")
     assert alone.adapters is not None
     assert alone.adapters.dtype is BFLOAT16
 
@@ -294,7 +299,7 @@ def test_layers_with_adapters_are_recorded_as_repeats(monkeypatch: pytest.Monkey
     settings = Settings("training", batch=1, seq=64, lora_rank=4)
     run = memory(llmcalc.load("smollm2-135m?num_hidden_layers=12").model, settings)
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace, fsdp)
+    setup = ShardedSetup(run.spec, training, Layout(dp=4, zero=3), 0, HOPPER.workspace_bytes, fsdp)
     folded = counted_rank(setup, HOPPER)
     assert folded.repeating
     monkeypatch.setattr(RepeatAnalysis, "_order_of_releases", lambda self, origins: [])
@@ -319,7 +324,7 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
         llmcalc.load("smollm2-135m?num_hidden_layers=6" + changes).model, Settings("training", batch=1, seq=16)
     )
     training, fsdp = torchtitan_training(run.spec, run.training())
-    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace, fsdp)
+    setup = ShardedSetup(run.spec, training, layout, 0, HOPPER.workspace_bytes, fsdp)
     ranks = [_count_rank(replace(setup, rank=rank), HOPPER) for rank in range(layout.world)]
     assert [rank.equal_in_ring for rank in ranks] == places
     for rank in ranks:
@@ -330,13 +335,16 @@ def test_ranks_with_equal_parts_are_recorded_once(changes: str, layout: Layout, 
     shared_runs = [counted_rank(replace(setup, rank=rank), HOPPER, shared_results) for rank in range(layout.world)]
     for rank, shared_run in zip(ranks, shared_runs, strict=True):
         assert (rank.equal_in_ring is None) or shared_run is shared_runs[layout.coordinates(rank.equal_in_ring).cp]
-        assert rank.run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)
+        assert rank.counted_run.memory(0, (), DIVIDED) == shared_run.memory(0, (), DIVIDED)
 
 
 def test_adapters_under_version_1_are_refused() -> None:
     given = Settings("training", batch=2, seq=16, lora_rank=4)
     run = Cluster.with_framework(
-        memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2", framework_settings=TitanSettings(flat=True)
+        memory(family("llama3-8b"), given),
+        Layout(dp=2, zero=3),
+        "fsdp2",
+        framework_settings=TitanSettings(has_flat_parameters=True),
     )
     with pytest.raises(InputError, match="fsdp_version 1"):
         _ = run.device_rank
@@ -415,7 +423,7 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
     training, fsdp = torchtitan_training(run.memory.spec, run.memory.training())
     shared: dict[Any, Any] = {}
     first_run, last_run = (
-        counted_rank(ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp=fsdp), HOPPER, shared)
+        counted_rank(ShardedSetup(run.memory.spec, training, run.layout, rank, fsdp_settings=fsdp), HOPPER, shared)
         for rank in (0, last)
     )
     assert (first_run is last_run) == are_equal
@@ -427,7 +435,7 @@ def test_equal_ranks_are_replayed_once(ranks: int, are_equal: bool) -> None:
 def test_a_whole_model_on_many_ranks() -> None:
     """Llama 3 8B with three of its layers: 128,256 rows of 128 ranks are even, and so are all others."""
     spec = with_layer_count(llmcalc.load("llama3-8b").model, 3)
-    training = TrainingConfig(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), choices=FLASH)
+    training = TrainingConfig(batch=2, seq=8192, recompute=recompute_of("attention+matmuls"), kernel_choices=FLASH)
     layout = Layout(dp=128, zero=3)
     theirs = by_torch(spec, training, layout, 0, fake=True)
     assert differences(replayed(spec, training, layout, 0), theirs) == {}
@@ -438,10 +446,10 @@ def test_a_whole_model_on_many_ranks() -> None:
     ("microbatches", "fsdp"),
     [
         (1, FsdpSettings(outer_groups="separate")),
-        (1, FsdpSettings(outer_groups="separate", keeps_last=False)),
+        (1, FsdpSettings(outer_groups="separate", keeps_last_layer_gathered=False)),
         (2, FsdpSettings(outer_groups="separate")),
-        (2, FsdpSettings(outer_groups="separate", keeps_last=False)),
-        (2, FsdpSettings(outer_groups="embedding", keeps_last=False)),
+        (2, FsdpSettings(outer_groups="separate", keeps_last_layer_gathered=False)),
+        (2, FsdpSettings(outer_groups="embedding", keeps_last_layer_gathered=False)),
     ],
 )
 def test_embedding_and_head_as_groups_of_their_own(microbatches: int, fsdp: FsdpSettings) -> None:
@@ -486,7 +494,7 @@ def test_an_answer_with_layers_gathered_ahead(prefetch: int) -> None:
     meter.peaks, meter.place = {}, AllocationPlace()
     run.step()
     expected = max(peak.bytes for place, peak in meter.peaks.items() if place.phase != "after")
-    assert fsdp_memory(spec, training, layout, 0, CudaRuntime(workspace=0), fsdp).exact_bytes == expected
+    assert fsdp_memory(spec, training, layout, 0, CudaRuntime(workspace_bytes=0), fsdp).exact_bytes == expected
 
 
 def test_two_witnesses_agree() -> None:
@@ -511,8 +519,8 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     The inputs of an all-gather are copies in the shards' format, which a cast replaces one after the other.
     """
     spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
-    training = TrainingConfig(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
-    fsdp = FsdpSettings(dtype=dtype, offloads=True)
+    training = TrainingConfig(batch=1, seq=7, optimizer="adamw", implementation="fused", kernel_choices=FLASH)
+    fsdp = FsdpSettings(dtype=dtype, offloads_to_host=True)
     run = FsdpRun(spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp)
     run.set_up()
     assert run.meter.by_kind["weights"] == 0
@@ -523,7 +531,7 @@ def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) ->
     inputs = group._all_gather_inputs()
     assert sum(one.bytes for one in inputs) == group.gather_bytes == 2 * sum(shards)
     offloaded = fsdp_memory(spec, training, layout, 0, fsdp_settings=fsdp)
-    on_device = fsdp_memory(spec, training, layout, 0, fsdp_settings=replace(fsdp, offloads=False))
+    on_device = fsdp_memory(spec, training, layout, 0, fsdp_settings=replace(fsdp, offloads_to_host=False))
     weights, gradients, states = (term.bytes for term in offloaded.host)
     every = [parameter for each in run.lowering.groups.values() for parameter in each.parameters]
     width = 4 if dtype == "float32" else 2
@@ -543,9 +551,9 @@ def with_layer_count(spec: ModelSpec, layers: int) -> ModelSpec:
     ("name", "recompute", "microbatches", "fsdp"),
     [
         ("llama3-8b", "none", 1, TITAN),
-        ("gemma2-9b", "full", 1, FsdpSettings(keeps_last=False)),
-        ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each=False)),
-        ("llama3-8b", "full", 2, FsdpSettings(reduced="bfloat16", outer_groups="separate")),
+        ("gemma2-9b", "full", 1, FsdpSettings(keeps_last_layer_gathered=False)),
+        ("qwen3-30b-a3b", "attention+matmuls", 3, FsdpSettings(reduces_each_microbatch=False)),
+        ("llama3-8b", "full", 2, FsdpSettings(reduction_format="bfloat16", outer_groups="separate")),
     ],
 )
 def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatches: int, fsdp: FsdpSettings) -> None:
@@ -564,13 +572,13 @@ def test_a_run_of_few_layers_stands_for_all(name: str, recompute: str, microbatc
     run.step()
     meter.peaks, meter.place = {}, AllocationPlace()
     run.step()
-    expected = {place: (peak.bytes, peak.kinds) for place, peak in meter.peaks.items() if place.phase}
-    assert {place: (peak.bytes, peak.kinds) for place, peak in counted_bytes.peaks.items()} == expected
+    expected = {place: (peak.bytes, peak.bytes_of_all_kinds) for place, peak in meter.peaks.items() if place.phase}
+    assert {place: (peak.bytes, peak.bytes_of_all_kinds) for place, peak in counted_bytes.peaks.items()} == expected
 
 
 def test_an_answer_of_a_model_too_large_for_one_device() -> None:
     spec = llmcalc.load("llama3.1-405b").model
-    training = TrainingConfig(batch=1, seq=8192, recompute=recompute_of("full"), choices=FLASH)
+    training = TrainingConfig(batch=1, seq=8192, recompute=recompute_of("full"), kernel_choices=FLASH)
     found = fsdp_memory(spec, training, Layout(dp=1024, zero=3))
     assert found.by_kind["communication"] > 3 * 2 * 3.1e9  # at the peak: a gathered layer, and a layer's sums in fp32
     assert sum(found.by_kind.values()) == found.peak_bytes
@@ -611,8 +619,12 @@ class Sent(TorchDispatchMode):
     ("microbatches", "layout", "fsdp"),
     [
         (1, Layout(dp=3, zero=3), TITAN),
-        (2, Layout(dp=6, hsdp_replicas=2, zero=3), FsdpSettings(reduced="bfloat16", keeps_last=False)),
-        (3, Layout(dp=4, zero=3, reshard=False), FsdpSettings(reduces_each=False)),
+        (
+            2,
+            Layout(dp=6, hsdp_replicas=2, zero=3),
+            FsdpSettings(reduction_format="bfloat16", keeps_last_layer_gathered=False),
+        ),
+        (3, Layout(dp=4, zero=3, reshard=False), FsdpSettings(reduces_each_microbatch=False)),
         (2, Layout(dp=3, zero=3), FsdpSettings(outer_groups="separate")),
     ],
 )
@@ -625,7 +637,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
     for one in step_collectives_of_rank(spec, training, layout, 0, fsdp):
-        expected[one.kind, one.bytes] += steps * one.times
+        expected[one.collective_kind, one.bytes] += steps * one.repetitions
     assert sent.found == expected
     assert sorted(counted.get_comm_counts().values()) == sorted(
         sum(times for (kind, _), times in expected.items() if kind == each) for each in {kind for kind, _ in expected}
@@ -634,7 +646,7 @@ def test_what_a_step_sends(microbatches: int, layout: Layout, fsdp: FsdpSettings
     run.set_up()
     run.step()
     if microbatches < 3:  # of more, those between the first and the last stand for one
-        assert Counter((one.kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
+        assert Counter((one.collective_kind, steps * one.bytes) for one in run.traffic.collectives) == Counter(
             {(kind, steps * size): times // steps for (kind, size), times in expected.items()}
         )
 
@@ -647,7 +659,9 @@ def test_what_many_layers_send() -> None:
     collectives = step_collectives_of_rank(
         spec, TrainingConfig(batch=1, seq=8192), Layout(dp=256, hsdp_replicas=2, zero=3)
     )
-    assert [(message.kind, message.ranks, message.bytes, message.times) for message in collectives] == [
+    assert [
+        (message.collective_kind, message.ranks, message.bytes, message.repetitions) for message in collectives
+    ] == [
         ("all_gather", 128, 2 * (2 * v * h + h), 1),
         ("reduce_scatter", 128, 4 * (2 * v * h + h), 1),
         ("all_reduce", 2, 4 * (2 * v * h + h) // 128, 1),
@@ -681,7 +695,9 @@ def test_ranks_of_experts_shard_their_own_experts_over_fewer_ranks(ep: int, dp: 
     of_experts = [
         message for message in step_collectives_of_rank(spec, run, layout) if message.bytes * ep == 2 * experts // 2
     ]
-    assert sum(message.times for message in of_experts if message.kind == "all_gather") == (0 if ep == dp else 2 + 1)
+    assert sum(message.repetitions for message in of_experts if message.collective_kind == "all_gather") == (
+        0 if ep == dp else 2 + 1
+    )
     assert {message.ranks for message in of_experts} == (set() if ep == dp else {dp // ep})
     layouts = (layout, replace(layout, ep=1))
     gathered_bytes = [fsdp_memory(spec, run, other, 1).moments["forward"]["weights"] for other in layouts]
@@ -716,7 +732,7 @@ def test_rows_are_sent_to_ranks_of_experts_and_back() -> None:
     [
         (Layout(ep=2, dp=2, tp=2, zero=3), 0, {}, "--ep 2: with FSDP2 and --tp 2 it is not modelled"),
         (Layout(dp=4, zero=3), 4, {}, "--rank 4: the layout has 4 ranks; expected one from 0 to 3"),
-        (Layout(dp=4, zero=3), 0, {"master": True}, "FSDP2 with master weights"),
+        (Layout(dp=4, zero=3), 0, {"has_master_weights": True}, "FSDP2 with master weights"),
         (Layout(dp=4, zero=3), 0, {"optimizer": "muon"}, "--optimizer muon: on shards it is not modelled"),
     ],
 )
@@ -751,26 +767,34 @@ def test_layers_that_share_parameters_are_refused() -> None:
 
 
 def test_master_weights_are_the_shards() -> None:
-    spec, training = family("llama3-8b"), TrainingConfig(batch=1, seq=9, master=True)
+    spec, training = family("llama3-8b"), TrainingConfig(batch=1, seq=9, has_master_weights=True)
     before, since = (
         torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
-    sharded = replace(training, master=False, choices=replace(training.choices, joined_rope=True))
+    sharded = replace(
+        training, has_master_weights=False, kernel_choices=replace(training.kernel_choices, joins_rope_halves=True)
+    )
     assert before == (sharded, FsdpSettings(copies_gathered=True))
     assert since == (sharded, replace(SINCE, copies_gathered=True))
     assert torchtitan_training(spec, training) == (sharded, SINCE)
-    assert torchtitan_training(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
+    assert torchtitan_training(spec, replace(training, has_master_weights=False))[1] == replace(SINCE, dtype="bfloat16")
     assert torchtitan_training(family("gpt2"), training)[1] == FsdpSettings(
-        keeps_last=False
+        keeps_last_layer_gathered=False
     )  # its head is the embedding
 
 
 def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() -> None:
     """Between both passes all that is gathered is the last norm and the head: torch has no layer whole then."""
-    spec, training, layout = family("llama3-8b"), TrainingConfig(batch=2, seq=7, master=True), Layout(dp=5, zero=3)
+    spec, training, layout = (
+        family("llama3-8b"),
+        TrainingConfig(batch=2, seq=7, has_master_weights=True),
+        Layout(dp=5, zero=3),
+    )
     training, fsdp = torchtitan_training(spec, training)
     theirs = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype), watch=Followed)
-    before = by_torch(spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last=True), watch=Followed)
+    before = by_torch(
+        spec, training, layout, 1, replace(SINCE, dtype=fsdp.dtype, keeps_last_layer_gathered=True), watch=Followed
+    )
     module: Any = spec.reference()
     layer = 2 * sum(-(-len(weight) // 5) * 5 * weight[0].numel() for weight in module.layers[0].parameters())
     assert differences(replayed(spec, training, layout, 1, fsdp), theirs) == {}
@@ -784,8 +808,8 @@ def test_ranks_of_a_cluster() -> None:
     cluster = Cluster.with_framework(memory_estimate, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = cluster.by_rank
     # with the mask that the class adds to its scores
-    choices = torchtitan_training(spec, memory_estimate.training())[0].choices
-    training = TrainingConfig(batch=1, seq=9, implementation="fused", choices=choices)
+    choices = torchtitan_training(spec, memory_estimate.training())[0].kernel_choices
+    training = TrainingConfig(batch=1, seq=9, implementation="fused", kernel_choices=choices)
     own = replayed(spec, training, Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes
@@ -799,7 +823,7 @@ def test_ranks_of_a_cluster() -> None:
     ]
 
 
-SINCE = FsdpSettings(outer_groups="separate", keeps_last=False)
+SINCE = FsdpSettings(outer_groups="separate", keeps_last_layer_gathered=False)
 """As torchtitan calls it since 2025-07-28."""
 
 LAYER = 4 * 24 + 2 * 2 * 24 + 4 * 24 + 2 * 6 * 24 + 4 * 40 + 2 * 4

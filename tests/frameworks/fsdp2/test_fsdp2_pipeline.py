@@ -62,9 +62,8 @@ class Case(NamedTuple):
     recompute: str = "none"
 
     def __str__(self) -> str:
-        words = (
-            f"{self.layout.options()} stage {self.stage} of {self.microbatches} {self.fsdp.reduced} {self.recompute}"
-        )
+        layout, reduction_format = self.layout.options(), self.fsdp.reduction_format
+        words = f"{layout} stage {self.stage} of {self.microbatches} {reduction_format} {self.recompute}"
         return words.replace(" ", "-")
 
 
@@ -72,11 +71,11 @@ TWO = Layout(pp=2, dp=2, zero=3, reshard=False)
 
 CASES = [
     Case(4, TWO, 4, 0),
-    Case(4, TWO, 4, 1, recompute="full", schedule_settings=ScheduleSettings(returns=True)),
+    Case(4, TWO, 4, 1, recompute="full", schedule_settings=ScheduleSettings(returns_outputs=True)),
     Case(5, Layout(pp=3, dp=4, hsdp_replicas=2, zero=3, pp_layout=(1, 2, 2)), 5, 1, NARROW),
     Case(5, Layout(pp=3, dp=3, zero=3, reshard=False, pp_layout=(1, 2, 2)), 3, 2, NARROW),
     Case(4, Layout(pp=2, vpp=2, dp=2, zero=3, schedule="interleaved", reshard=False), 4, 1),
-    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, schedule_settings=ScheduleSettings(returns=True)),
+    Case(4, replace(TWO, tp=2, sequence_parallel=True), 4, 1, schedule_settings=ScheduleSettings(returns_outputs=True)),
     Case(
         4,
         Layout(pp=2, vpp=2, dp=2, tp=2, zero=3, schedule="interleaved", sequence_parallel=True, reshard=False),
@@ -127,10 +126,13 @@ def test_a_step_of_several_schedules_adds_up_shards() -> None:
     """The second schedule of a step finds the gradients of the first, which stay sharded."""
     training = TrainingConfig(batch=1, seq=4, microbatches=8)
     one, two = (
-        replay_sharded_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules=n)) for n in (1, 2)
+        replay_sharded_rank(small(4), training, TWO, 0, schedule_settings=ScheduleSettings(schedules_per_step=n))
+        for n in (1, 2)
     )
-    assert one.after - one.set_up > two.after - two.set_up  # tokens and buffers of 4 micro-batches less
-    assert two.peak[1].bytes < one.peak[1].bytes + one.set_up
+    assert (
+        one.final_bytes - one.set_up_bytes > two.final_bytes - two.set_up_bytes
+    )  # tokens and buffers of 4 micro-batches less
+    assert two.peak[1].bytes < one.peak[1].bytes + one.set_up_bytes
 
 
 @pytest.mark.parametrize(
@@ -142,10 +144,12 @@ def test_many_layers_from_few(layout: Layout) -> None:
     training = TrainingConfig(batch=1, seq=64, microbatches=4, recompute=recompute_of("full"))
     tensors = MemoryTerm("tensors", 0, "exact", "")
     for expandable in (False, True):
-        runtime = replace(HOPPER, expandable=expandable)
-        replay_result = replay_sharded_rank(spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace)
-        whole = summarize_memory(replay_result, runtime.context, layer_stacks(spec), tensors)
-        assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace), runtime, tensors) == whole
+        runtime = replace(HOPPER, has_expandable_segments=expandable)
+        replay_result = replay_sharded_rank(
+            spec, training, layout, 1, WitnessAllocator(expandable), runtime.workspace_bytes
+        )
+        whole = summarize_memory(replay_result, runtime.context_bytes, layer_stacks(spec), tensors)
+        assert stage_memory(ShardedSetup(spec, training, layout, 1, runtime.workspace_bytes), runtime, tensors) == whole
 
 
 def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
@@ -156,8 +160,8 @@ def test_layers_of_a_pipeline_stay_whole_unless_asked() -> None:
 
 def test_outputs_are_returned_before_a_date() -> None:
     day = RETURNS_NOTHING.replace(day=21)
-    assert schedule_settings_at(day).returns
-    assert not schedule_settings_at(RETURNS_NOTHING).returns
+    assert schedule_settings_at(day).returns_outputs
+    assert not schedule_settings_at(RETURNS_NOTHING).returns_outputs
     assert schedule_settings_at(None) == NEWEST
 
 
@@ -195,14 +199,16 @@ def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
     In fp32 the whole gradients of the layer whose sum came last.
     """
     sent, layer = 2 * 8 * 48 * 2, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    is_2024_form = ScheduleSettings(returns=True, keeps_outputs=True, keeps_gradients=True)
+    is_2024_form = ScheduleSettings(returns_outputs=True, keeps_outputs=True, keeps_gradients=True)
     for stage in (0, 1):
         after, later = (
             _run_forward(schedule_settings, stage)
-            for schedule_settings in (ScheduleSettings(returns=True), is_2024_form)
+            for schedule_settings in (ScheduleSettings(returns_outputs=True), is_2024_form)
         )
         assert later[0] - after[0] == 4 * sent
-    assert _run_forward(replace(is_2024_form, finishes=False), 1)[1] - _run_forward(is_2024_form, 1)[1] == 4 * layer
+    assert (
+        _run_forward(replace(is_2024_form, ends_reductions=False), 1)[1] - _run_forward(is_2024_form, 1)[1] == 4 * layer
+    )
 
 
 def test_shapes_were_learnt_from_a_forward_pass() -> None:

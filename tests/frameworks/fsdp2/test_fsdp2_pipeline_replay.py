@@ -30,7 +30,7 @@ JOBS: dict[str, tuple[str, TitanSettings | None, int, dict[str, Any]]] = {
     "recomputed": ("", None, 14, {"recompute": "full"}),
     "gradients of bf16": ("", None, 14, {"precision": "bf16"}),
     "outputs are kept": ("2024-12-26", None, 14, {}),
-    "several schedules a step": ("", TitanSettings(schedules=2), 28, {}),
+    "several schedules a step": ("", TitanSettings(schedules_per_step=2), 28, {}),
 }
 """Version, settings of its own, micro-batches where ranks have several chunks, and options of a run."""
 
@@ -111,7 +111,7 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
     def recorded() -> tuple[Any, dict[Any, Any]]:
         cluster = Cluster.with_framework(run, layout, "fsdp2")
         ranks = cluster.by_rank
-        return ranks, {key: rank.traces for key, rank in cluster.run.recorded_ranks(run.runtime).items()}
+        return ranks, {key: rank.pass_traces for key, rank in cluster.run.recorded_ranks(run.cuda_runtime).items()}
 
     shortened: list[bool] = []
     record_traces = pipeline_replay._recorded_traces
@@ -139,8 +139,8 @@ def test_ranks_with_equal_shards_share_their_passes_and_those_with_others_do_not
         cluster = Cluster.with_framework(run, layout, "fsdp2")
         for rank in range(layout.world):
             for expandable in (False, True):
-                cluster.rank_memory(rank, dataclasses.replace(run.runtime, expandable=expandable))
-        return len(cluster.run.recorded_ranks(run.runtime))
+                cluster.rank_memory(rank, dataclasses.replace(run.cuda_runtime, has_expandable_segments=expandable))
+        return len(cluster.run.recorded_ranks(run.cuda_runtime))
 
     assert passes(4) == 2  # the two stages
     assert passes(1) == 4  # of 1,001 rows, the last of four ranks has fewer in each stage

@@ -80,25 +80,25 @@ def test_reserved_bytes(name: str) -> None:
         TrainingConfig(
             batch=run.batch,
             seq=run.seq,
-            master=True,
+            has_master_weights=True,
             implementation="fused",
             recompute=recompute_of(run.recompute),
-            choices=run.choices,
+            kernel_choices=run.choices,
         ),
         run.version,
     )
     fsdp = FsdpSettings(
         fsdp.dtype,
-        fsdp.reduced,
+        fsdp.reduction_format,
         outer_groups=fsdp.outer_groups,
-        float8=Float8Settings(gathers=True) if run.float8 else None,
+        float8=Float8Settings(gathers_float8=True) if run.float8 else None,
     )
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     errors = [
         100
         * (
             fsdp_memory(
-                spec, training, Layout(dp=run.ranks, zero=3), 0, CudaRuntime(expandable=grows), fsdp
+                spec, training, Layout(dp=run.ranks, zero=3), 0, CudaRuntime(has_expandable_segments=grows), fsdp
             ).reserved_bytes
             / measured
             - 1
@@ -190,7 +190,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
     cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     for stage, reached in {0: run.reached, run.pp - 1: run.last or run.reached}.items():
-        found = cluster.rank_memory(launch.layout.rank(pp=stage), one.runtime)
+        found = cluster.rank_memory(launch.layout.rank(pp=stage), one.cuda_runtime)
         error = 100 * (found.device.reserved_bytes / measured - 1)
         print(f"{name}, stage {stage}: segments {error:+.1f} %")
         assert abs(error) <= reached

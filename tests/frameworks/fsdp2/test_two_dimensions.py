@@ -73,7 +73,7 @@ class Case:
 
     @property
     def how(self) -> TrainingConfig:
-        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": KernelChoices()}
+        usual: dict[str, Any] = {"batch": 2, "seq": 8, "kernel_choices": KernelChoices()}
         return TrainingConfig(recompute=recompute_of(self.recompute), **usual | self.more)
 
     @property
@@ -81,7 +81,7 @@ class Case:
         return Layout(**{"tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True} | self.layout)
 
 
-EAGER_LAST = FsdpSettings(reduces_each=False)
+EAGER_LAST = FsdpSettings(reduces_each_microbatch=False)
 
 CASES = [
     Case("four ranks of tensors, three shards", rank=7, layout={"tp": 4, "dp": 3}),
@@ -148,7 +148,7 @@ def test_what_a_step_sends(case: Case) -> None:
     steps = len({one.step for one in seen.bytes}) - 1
     expected: Counter[tuple[str, int]] = Counter()
     for one in step_collectives_of_rank(spec, case.how, case.laid, case.rank, case.fsdp):
-        expected[one.kind, one.bytes] += steps * one.times
+        expected[one.collective_kind, one.bytes] += steps * one.repetitions
     assert sent.found == expected
     found: Counter[str] = Counter()
     for op, times in counted.get_comm_counts().items():
@@ -183,11 +183,13 @@ def test_published_recurrences_get_and_give_what_placements_say(name: str, by_to
     run.step()
     sent, expected = Counter[bool](), Counter[bool]()
     for _, one in run.lowering.messages:  # type: ignore[attr-defined]
-        if "layers" in one.node:
-            sent[one.backward] += one.wire_bytes
+        if "layers" in one.node_path:
+            sent[one.is_backward] += one.wire_bytes
     for one in PlacementTracker(layout, run.lowering.run_config).run_program(program):
-        if "layers" in one.node and "norm" not in one.node and one.times != 1:  # once: what the embedding gives
-            expected[one.backward] += one.wire_bytes * one.times
+        if (
+            "layers" in one.node_path and "norm" not in one.node_path and one.repetitions != 1
+        ):  # once: what the embedding gives
+            expected[one.is_backward] += one.wire_bytes * one.repetitions
     assert sent == expected
 
 
@@ -229,9 +231,13 @@ def test_copies_of_what_is_gathered(batch: int, overlaps: bool, copies: int, sum
     are not copied, and the four sums have no copy of the products; the rest is eager.
     """
     spec, layout = MODELS["llama3-8b"], Layout(tp=2, dp=2, zero=3, sequence_parallel=True)
-    training = TrainingConfig(batch=batch, seq=16, choices=KernelChoices(attention="flash", compiled=True))
+    training = TrainingConfig(batch=batch, seq=16, kernel_choices=KernelChoices(attention="flash", compiled=True))
     size, made = 2 * batch * 16 * 32, []
-    for fsdp in (TITAN, FsdpSettings(overlaps=overlaps), FsdpSettings(overlaps=overlaps, copies_gathered=True)):
+    for fsdp in (
+        TITAN,
+        FsdpSettings(overlaps_products=overlaps),
+        FsdpSettings(overlaps_products=overlaps, copies_gathered=True),
+    ):
         program = rank_program(spec, layout, 0)
         run = FsdpRun(
             spec, training, sharding_of_rank(training, layout, 0, fsdp), fsdp, memory_meter=Sizes(), program=program
@@ -280,8 +286,8 @@ def test_what_float8_gathers() -> None:
     ):
         gathers: Counter[int] = Counter()
         for one in step_collectives_of_rank(spec, training, layout, 0, FsdpSettings(float8=float8)):
-            if one.group == "tp" and one.kind == "all_gather":
-                gathers[one.bytes] += one.times
+            if one.process_group == "tp" and one.collective_kind == "all_gather":
+                gathers[one.bytes] += one.repetitions
         assert gathers == Counter({size: n for size, n in ((rows, narrow), (2 * rows, wide)) if n})
     run = FsdpRun(
         spec,
@@ -335,4 +341,4 @@ def test_ranks_of_a_cluster() -> None:
     assert (first.rank, last.rank) == (0, 7)
     assert last.device.exact_bytes < first.device.exact_bytes
     assert cluster.messages is not None
-    assert {each.group for each in cluster.messages} == {"dp", "tp"}
+    assert {each.process_group for each in cluster.messages} == {"dp", "tp"}

@@ -175,14 +175,14 @@ NARROW = {"linear": {"float8": {"recipe_name": "rowwise", "filter_fqns": ["outpu
     ("changes", "float8"),
     [
         ({"float8": {"enable_float8_linear": False}}, None),
-        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8Settings(skips=("output",))),
+        ({"float8": {"enable_float8_linear": True}, "quantize": {}}, Float8Settings(skipped_names=("output",))),
         (
             {"model": {"converters": ["float8"]}, "float8": {"enable_fsdp_float8_all_gather": True}, "quantize": {}},
-            Float8Settings(gathers=True, skips=()),
+            Float8Settings(gathers_float8=True, skipped_names=()),
         ),
         (
             {"model": {"converters": "quantize.linear.float8"}, "quantize": NARROW},
-            Float8Settings(recipe="rowwise", skips_small=True),
+            Float8Settings(recipe="rowwise", skips_small_layers=True),
         ),
     ],
 )
@@ -197,13 +197,15 @@ def test_products_in_8_bits(changes: dict[str, Any], float8: Float8Settings | No
 
 def test_layers_that_stay_as_they_are() -> None:
     """Both sides are multiples of 16; too small is torchao's word for what gains nothing."""
-    usual, small = Float8Settings(skips=("output", "attention.wk")), Float8Settings(skips_small=True)
+    usual, small = Float8Settings(skipped_names=("output", "attention.wk")), Float8Settings(skips_small_layers=True)
     assert usual.is_converted("layers.0.attention.wq", 4096, 4096)
     assert not usual.is_converted("layers.0.attention.wk", 1024, 4096)
     assert not usual.is_converted("layers.0.feed_forward.w1", 4096 + 8, 4096)
     assert small.is_converted("layers.0.attention.wq", 1040, 4096)
     assert not small.is_converted("layers.0.attention.wk", 1024, 4096)
-    assert not Float8Settings(recipe="rowwise", skips_small=True).is_converted("layers.0.attention.wk", 2048, 4096)
+    assert not Float8Settings(recipe="rowwise", skips_small_layers=True).is_converted(
+        "layers.0.attention.wk", 2048, 4096
+    )
 
 
 @pytest.mark.parametrize(
@@ -479,9 +481,15 @@ def test_fsdp_of_accelerate() -> None:
         (
             {},
             "bf16",
-            TitanSettings(reduced="bfloat16", reduces_each=False, flat=True, version=1, outer_groups="together"),
+            TitanSettings(
+                reduction_format="bfloat16",
+                reduces_each_microbatch=False,
+                has_flat_parameters=True,
+                fsdp_version=1,
+                outer_groups="together",
+            ),
         ),
-        ({"fsdp_version": 2}, "bf16", TitanSettings(reduced="bfloat16")),
+        ({"fsdp_version": 2}, "bf16", TitanSettings(reduction_format="bfloat16")),
         ({"fsdp_version": 2}, "no", TitanSettings()),
     ],
 )

@@ -9,10 +9,10 @@ from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.frameworks.megatron.estimate import StageRun
 from llmcalc.parallel.layout import Layout, stages
-from llmcalc.simulator.effort import EFFORT
 from llmcalc.simulator.layer_loops import LayerStack
 from llmcalc.simulator.meter import AllocationPlace
-from llmcalc.simulator.visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
+from llmcalc.simulator.module_visits import ModuleVisit, PassVisits, backward_without_repeat, forward_without_repeat
+from llmcalc.simulator.simulated_work import EFFORT
 
 CASES = {
     "dense": ("llama3.2-1b", None, Layout(), 0),
@@ -50,7 +50,7 @@ def visits(*layers_and_bytes: tuple[int, int]) -> PassVisits:
     )
 
 
-STACK = LayerStack("layers", before=2, period=1, repeats=9)
+STACK = LayerStack("layers", layers_before=2, layer_period=1, repeats=9)
 
 
 def test_a_repeat_that_differs_is_not_left_out() -> None:
@@ -60,7 +60,7 @@ def test_a_repeat_that_differs_is_not_left_out() -> None:
     assert (shorter_pass, saved_bytes) == (
         PassVisits(
             [
-                visit._replace(work=7 * i)
+                visit._replace(work_before=7 * i)
                 for i, visit in enumerate(visits((-1, 5), (2, 10), (3, 20), (5, 30), (-1, 35)).visits)
             ],
             35,
@@ -72,6 +72,6 @@ def test_a_repeat_that_differs_is_not_left_out() -> None:
     backward = [(-1, 45), (5, 40), (4, 30), (3, 20), (2, 12), (-1, 1)]
     shorter_backward = backward_without_repeat(visits(*backward), STACK, 10)
     assert shorter_backward is not None
-    assert [visit.bytes for visit in shorter_backward.visits] == [35, 30, 20, 12, 1]
+    assert [visit.peak_bytes for visit in shorter_backward.visits] == [35, 30, 20, 12, 1]
     assert backward_without_repeat(visits(*backward), STACK, 11) is None
     assert backward_without_repeat(visits(*backward[:2], (4, 31), *backward[3:]), STACK, 10) is None

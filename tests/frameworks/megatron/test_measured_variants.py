@@ -129,7 +129,7 @@ def run_of(row_id: str, date: str, arguments: dict[str, Any], **changes: Any) ->
 def test_measured_variants_of_rows(variant: Variant) -> None:
     spec, settings = run_of(variant.row, variant.date, variant.arguments)
     replay = replay_rank(spec, settings, settings.world_size - 1)
-    after, peak = replay.after / variant.after - 1, (replay.peak[1].bytes + replay.slop) / variant.peak - 1
+    after, peak = replay.final_bytes / variant.after - 1, (replay.peak[1].bytes + replay.slop) / variant.peak - 1
     print(f"{variant.name}: after a step {after:+.3%}, peak {peak:+.3%}")
     assert abs(after) <= 0.002
     assert abs(peak) <= variant.peak_error / 100
@@ -153,7 +153,7 @@ def test_the_peak_of_a_mixture_follows_the_rows_that_reach_the_rank(monkeypatch:
     even = replay_rank(spec, settings, 7)
     errors = []
     for after, peak in MEASURED_STEPS.values():
-        more_rows = round((after - even.after) / BYTES_OF_ROW / settings.layers)
+        more_rows = round((after - even.final_bytes) / BYTES_OF_ROW / settings.layers)
 
         def received_rows(self: ExpertKernels, rows: Number, more_rows: int = more_rows) -> Number:
             return self.sent_rows(rows) * self.rank_choices.etp + more_rows
@@ -188,10 +188,10 @@ def test_sharded_weights_are_each_ranks_part() -> None:
         sizes += [size for bucket in sharded.buckets for size in sharded._sizes_on_rank(bucket)]
     assert sum(sizes) == sum(parameter.size for parameter in run.chunks[0].parameters)
     for bucket in run.sharded_weights.buckets:
-        ranges = sorted(bucket.ranges)
+        ranges = sorted(bucket.parameter_ranges)
         assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
-        assert ranges[-1][1] <= bucket.size
-        assert bucket.size % bucket.shards == 0
+        assert ranges[-1][1] <= bucket.element_count
+        assert bucket.element_count % bucket.shard_count == 0
 
 
 @pytest.mark.parametrize("layers", [1, 4])
@@ -199,7 +199,7 @@ def test_layers_are_gathered_ahead_up_to_a_number_of_elements(layers: int) -> No
     """Weights of the next layers are gathered with a layer's, and each layer's go with it."""
     sharded = sharded_run().sharded_weights
     assert sharded is not None
-    layer_size = next(bucket.size for bucket in sharded.buckets if bucket.layer_index == 0)
+    layer_size = next(bucket.element_count for bucket in sharded.buckets if bucket.layer_index == 0)
     sharded.queue_elements = 2 * layers * layer_size
     sharded.gather(0)
     gathered = [bucket.layer_index for bucket in sharded.buckets if bucket.weights is not None]
@@ -228,7 +228,7 @@ def test_sharded_weights_are_gathered_for_both_passes_of_every_micro_batch(
     layout, program = Layout(dp=4, zero=zero), cached_rank_program(llmcalc.load("gpt2").model, Layout(dp=4), 0, None)
     shards = list(weight_shards(program, frozenset()))
     weights = ReplicatedWeights(layout, StageChunk(None, program, 4), shards, ReplicaGroup(False, 4, 1), 2)
-    counts = {message.kind: message.count for message in gradient_messages(weights)}
+    counts = {message.collective_kind: message.count for message in gradient_messages(weights)}
     assert (counts["all_gather"], counts["reduce_scatter"]) == (gathers, reductions)
 
 

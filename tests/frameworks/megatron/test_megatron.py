@@ -174,7 +174,7 @@ def errors_of(row: Row) -> tuple[float, float]:
     spec, settings = ci_run(row)
     found = replay_rank(spec, settings, settings.world_size - 1)
     measured = row["measured"]
-    after = 100 * (found.after / measured["mem_allocated_bytes"] - 1)
+    after = 100 * (found.final_bytes / measured["mem_allocated_bytes"] - 1)
     allocated = found.peak[1].bytes + found.slop
     return after, 100 * (allocated / measured["mem_max_allocated_bytes"] - 1)
 
@@ -231,7 +231,7 @@ def test_an_answer_adds_up() -> None:
     assert sum(found.by_kind.values()) == found.peak_bytes
     assert sum(term.bytes for term in found.terms) == found.device_bytes
     assert found.peak_at == ("forward", "loss", found.peak_at.bytes)
-    assert any(point.node.startswith("layers.11.") for point in found.timeline)
+    assert any(point.module_path.startswith("layers.11.") for point in found.timeline)
     assert set(found.moments) == {"forward", "backward", "step"}
 
 
@@ -417,10 +417,10 @@ def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], eac
     one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
     assert sum(framework_named("megatron").estimate(one).per_parameter) == each
     run = kept(one.spec, megatron_settings_of(one, Layout()))
-    main_gradients = sum(buffer.size for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
+    main_gradients = sum(buffer.element_count for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
     copies = sum(one.bytes for one in run.gradient_copies)
-    assert parts + copies == pytest.approx(each * one.states.count.total, rel=1e-3)
+    assert parts + copies == pytest.approx(each * one.states.parameter_count.total, rel=1e-3)
 
 
 def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
@@ -434,7 +434,7 @@ def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:
     """core/optimizer/cpu_offloading/hybrid_optimizer.py: main weights and gradients are pinned, and two states."""
     one_device = memory(llmcalc.load("qwen3-0.6b").model, Settings(phase="training", seq=512, optimizer_offload=True))
     on_host = rank_memory(one_device.spec, megatron_settings_of(one_device, Layout(dp=2, zero=1)), 0).host
-    parameters = one_device.states.count.total / 2
+    parameters = one_device.states.parameter_count.total / 2
     assert on_host[2].bytes == pytest.approx(8 * parameters, rel=1e-3)
     assert all(4 * parameters < term.bytes < 8 * parameters for term in on_host[:2])
     with pytest.raises(InputError, match="--optimizer-offload: of Megatron's distributed optimizer alone"):

@@ -82,7 +82,7 @@ def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:
     """The trace of a chunk with more layers before it."""
     return replace(
         trace,
-        start=place_in_later_layer(trace.start, layers),
-        end=place_in_later_layer(trace.end, layers),
-        peaks=[(place_in_later_layer(place, layers), *rest) for place, *rest in trace.peaks],
+        start_place=place_in_later_layer(trace.start_place, layers),
+        end_place=place_in_later_layer(trace.end_place, layers),
+        place_peaks=[(place_in_later_layer(place, layers), *rest) for place, *rest in trace.place_peaks],
     )

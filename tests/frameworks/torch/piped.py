@@ -86,18 +86,18 @@ def wrapped(
         model: Any = spec.reference()
     if layout.tp > 1:
         divide(model, mesh["tp"], fsdp.divides_loss)
-    keep_stage(model, stage.layers, stage.first, stage.last)
-    kernel_variants.use_kernels(model, training.choices, training.recompute)
-    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduced))
+    keep_stage(model, stage.layers, stage.has_embedding, stage.has_head)
+    kernel_variants.use_kernels(model, training.kernel_choices, training.recompute)
+    formats = MixedPrecisionPolicy(getattr(torch, training.dtype), getattr(torch, fsdp.reduction_format))
     shards = mesh["shards"] if layout.hsdp_replicas == 1 else mesh["replicas", "shards"]
     wrap = partial(fully_shard, mesh=shards, mp_policy=formats)
     for i, layer in enumerate(model.layers):
-        last = fsdp.keeps_last and i == len(model.layers) - 1
+        last = fsdp.keeps_last_layer_gathered and i == len(model.layers) - 1
         wrap(layer, reshard_after_forward=layout.reshard and not last)
     if fsdp.outer_groups == "separate":
-        if stage.first:
+        if stage.has_embedding:
             wrap(model.embed_tokens, reshard_after_forward=layout.reshard)
-        if stage.last:
+        if stage.has_head:
             wrap([model.norm, model.lm_head], reshard_after_forward=False)
     wrap(model, reshard_after_forward=False)
     return model
@@ -114,7 +114,7 @@ def by_torch(
     """Bytes after set-up; then, of each step, the most of its passes, after them, the most of its update, and after."""
     with without_shared_fields(), mesh_of(layout, rank) as mesh:
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-        own_stages = [stage for stage in stages(layout, layers) if stage.rank == layout.coordinates(rank).pp]
+        own_stages = [stage for stage in stages(layout, layers) if stage.pipeline_rank == layout.coordinates(rank).pp]
         parts = [wrapped(spec, training, layout, fsdp, mesh, stage) for stage in own_stages]
         updates = [
             next(
@@ -143,13 +143,15 @@ def _steps(
     watch: Any,
 ) -> list[int]:
     found = [watch.now]
-    last, counts = own[-1].last, 0
+    last, counts = own[-1].has_head, 0
     for _ in range(STEPS):
         whole = token_ids(spec, training.batch * training.microbatches, training.seq, "cpu")
         watch.restart()
-        given = (whole,) if own[0].first else ()
+        given = (whole,) if own[0].has_embedding else ()
         losses: list[Any] = []
-        schedule.step(*given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns)
+        schedule.step(
+            *given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns_outputs
+        )
         del losses, given
         found += [watch.peak - counts, watch.now - counts]
         watch.restart()
@@ -179,16 +181,16 @@ def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: A
     ids = torch.empty(training.batch, training.seq, dtype=torch.int64, device="meta")
 
     def loss(out: Any, labels: Any) -> Any:
-        return kernel_variants.loss_of(None, training.choices, out, labels)
+        return kernel_variants.loss_of(None, training.kernel_choices, out, labels)
 
     made = [
         PipelineStage(
             part,
-            one.chunk * layout.pp + one.rank,
+            one.chunk_index * layout.pp + one.pipeline_rank,
             count,
             torch.device("cpu"),
-            input_args=ids if one.first else hidden,
-            output_args=logits if one.last else hidden,
+            input_args=ids if one.has_embedding else hidden,
+            output_args=logits if one.has_head else hidden,
             group=group,
         )
         for one, part in zip(own, parts, strict=True)

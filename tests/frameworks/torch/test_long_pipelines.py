@@ -83,7 +83,7 @@ def test_steps_of_few_layers_are_those_of_all(
     def memory_of_ranks() -> list[DeviceMemory]:
         run = memory(load(model).model, Settings("training", seq=64, num_microbatches=micro_batches))
         cluster = Cluster.with_framework(run, layout, "torch")
-        runtimes = [replace(run.runtime, expandable=expandable) for expandable in (False, True)]
+        runtimes = [replace(run.cuda_runtime, has_expandable_segments=expandable) for expandable in (False, True)]
         return [cluster.rank_memory(rank, runtime).device for rank in cluster.ranks for runtime in runtimes]
 
     from_few = memory_of_ranks()

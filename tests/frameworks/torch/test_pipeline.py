@@ -28,7 +28,11 @@ HOW = TrainingConfig(batch=1, seq=64, microbatches=6)
 
 def test_one_rank_holds_what_a_device_does() -> None:
     alone, rank = replay(SPEC, HOW), replay_rank(SPEC, HOW, Layout(), 0)
-    assert (rank.set_up, rank.after, rank.peak[1].bytes) == (alone.set_up, alone.after, alone.peak[1].bytes)
+    assert (rank.set_up_bytes, rank.final_bytes, rank.peak[1].bytes) == (
+        alone.set_up_bytes,
+        alone.final_bytes,
+        alone.peak[1].bytes,
+    )
 
 
 @compares(lambda: under("torch", SPEC, HOW.optimizer), torch=False)
@@ -36,7 +40,7 @@ def test_stages_together_hold_the_model_and_a_copy_of_the_tied_table() -> None:
     layout = Layout(pp=4)
     ranks = [replay_rank(SPEC, HOW, layout, rank) for rank in range(4)]
     table = 2 * SPEC.vocab_size * SPEC.hidden_size
-    assert sum(rank.set_up for rank in ranks) == replay(SPEC, HOW).set_up + table
+    assert sum(rank.set_up_bytes for rank in ranks) == replay(SPEC, HOW).set_up_bytes + table
 
 
 def test_earlier_stages_have_more_in_flight() -> None:
@@ -145,7 +149,7 @@ def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, gi
     ranks = Cluster.with_framework(one, layout, framework).by_rank
     most = max(point.bytes for each in ranks for point in each.device.timeline)
     near = 0.05 if (framework, layout.zero) == ("deepspeed", 3) else 0.025
-    assert walked - one.runtime.context == pytest.approx(most, rel=near)
+    assert walked - one.cuda_runtime.context_bytes == pytest.approx(most, rel=near)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (2, 2), (4, 4)])
@@ -159,7 +163,7 @@ def test_gradients_come_while_activations_go(stages: int, micro_batches: int) ->
     timeline = [
         point for rank in Cluster.with_framework(one, layout, "torch").by_rank for point in rank.device.timeline
     ]
-    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in timeline), rel=0.03)
+    assert walked - one.cuda_runtime.context_bytes == pytest.approx(max(point.bytes for point in timeline), rel=0.03)
 
 
 @pytest.mark.parametrize(("seq", "given"), [(128, {}), (1024, ADAPTERS), (4096, {"recompute": "full"})])
@@ -170,7 +174,7 @@ def test_an_embedding_and_a_head_are_gathered_by_themselves(seq: int, given: dic
     timeline = [
         point for rank in Cluster.with_framework(one, layout, "fsdp2").by_rank for point in rank.device.timeline
     ]
-    assert walked - one.runtime.context == pytest.approx(max(point.bytes for point in timeline), rel=0.02)
+    assert walked - one.cuda_runtime.context_bytes == pytest.approx(max(point.bytes for point in timeline), rel=0.02)
 
 
 def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
@@ -183,7 +187,7 @@ def test_gradients_of_a_divided_embedding_are_whole_in_a_walk() -> None:
 
 def test_replicas_sum_gradients_in_buckets() -> None:
     one, two = (replay_rank(SPEC, HOW, Layout(dp=n), 0) for n in (1, 2))
-    assert two.set_up - one.set_up == 2 * llmcalc.params(SPEC).total
+    assert two.set_up_bytes - one.set_up_bytes == 2 * llmcalc.params(SPEC).total
 
 
 def test_the_loss_of_a_model_without_a_head_is_one_number() -> None:

@@ -451,7 +451,7 @@ LINEAR = [
         DELTA,
         gated_delta_net,
         lambda s: delta_net_of_class(s, "olmo_hybrid.modeling_olmo_hybrid", "OlmoHybrid"),
-        choices=KernelChoices(like_classes=True),
+        choices=KernelChoices(matches_transformers=True),
     ),
     ModuleCase(
         "JetBlock",
@@ -481,7 +481,7 @@ LINEAR = [
         DELTA,
         lambda s: KimiDeltaAttention(linear_num_heads=s.H, linear_head_dim=s.K),
         kda_of_class,
-        choices=KernelChoices(like_classes=True),
+        choices=KernelChoices(matches_transformers=True),
     ),
     ModuleCase(
         "mLSTM (xLSTM)",

@@ -118,7 +118,7 @@ def test_records_are_of_the_named_commits() -> None:
 
 def test_every_kernel_that_ran_on_meta_has_a_record() -> None:
     recorded = {name.split(",")[0] for name in RECORDED_REPEATS["kernels"]}
-    assert {kernel.name for kernel in TABLE if kernel.known == "run on meta"} == recorded
+    assert {kernel.name for kernel in TABLE if kernel.memory_source == "run on meta"} == recorded
     assert {kernel.library for kernel in TABLE} <= set(LIBRARIES)
 
 

@@ -146,7 +146,7 @@ class AdapterKernels(DiscardedOutputKernels):
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(*input_shape) if needs_input_grad[0] else None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [product_output], backward, x)
+        self.record_node("linear", (x, weight), [product_output], backward, x)
         return product_output
 
     def _gather_columns(self, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ NOT_MODELLED = {
 """Option of an attention step that these kernels do not have → what it is."""
 
 
-def unmodelled_reason(operation: Step) -> str:
+def unsupported_attention_reason(operation: Step) -> str:
     """Returns the reason why these kernels cannot run an attention step; empty if they can."""
     feature_names = dict.fromkeys(name for option, name in NOT_MODELLED.items() if operation.options.get(option))
     if not feature_names:
@@ -106,7 +106,7 @@ class AttentionKernels(LinearKernels):
                 return [Tensor(input_shape, dtype, first_gradient.storage)]
             return [self.graph.new_tensor(input_shape, dtype)]
 
-        self.node("split", (x,), part_views, join_gradients)
+        self.record_node("split", (x,), part_views, join_gradients)
         return part_views
 
     # --- rotation ----------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class AttentionKernels(LinearKernels):
         kernel_name = type(operation.op).__name__
         if kernel_name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{kernel_name}'", operation.name)
-        refusal_reason = unmodelled_reason(operation)
+        refusal_reason = unsupported_attention_reason(operation)
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
@@ -203,7 +203,7 @@ class AttentionKernels(LinearKernels):
                 for input_shape in input_shapes
             ]
 
-        self.node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
+        self.record_node("attention", qkv, [output], backward, *qkv, output, logsumexp, random_state)
         return self.all_to_all_output(output)
 
     def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
@@ -224,7 +224,7 @@ class AttentionKernels(LinearKernels):
         """
         if self.rank_choices.cp == 1 or self.rank_choices.cp_exchange != "a2a":
             return attention_output
-        return self.node_with_new_gradients("all_to_all", (attention_output,), self.like(attention_output))
+        return self.node_with_new_gradients("all_to_all", (attention_output,), self.empty_like(attention_output))
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
         """Runs FlashAttention on [batch, tokens, heads, size]; a batch above 1 needs copies of the inputs."""
@@ -249,7 +249,7 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
+        self.record_node("flash_attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
         attn_output = self.all_to_all_output(attn_output)
         return self.dense_copy(attn_output) if has_several_sequences else attn_output
 
@@ -287,12 +287,12 @@ class AttentionKernels(LinearKernels):
             input_gradients: list[Gradient] = []
             for shape in input_shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
                 scores_gradient = autograd_graph.new_tensor(shape, output_gradient.dtype)
-                input_gradients.append(self.like(scores_gradient))
+                input_gradients.append(self.empty_like(scores_gradient))
                 del scores_gradient
             return input_gradients
 
         raw_scores = autograd_graph.new_tensor(scores_shape, q.dtype)
-        self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
+        self.record_node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
         is_fused = uses_transformer_engine or self.has_fused_softmax(
             batch * heads, row_count // batch, key_rows // batch
@@ -316,7 +316,7 @@ class AttentionKernels(LinearKernels):
             ]
 
         context_rows = self.new_tensor(row_count, width)
-        self.node("context", (attention_probs, v), [context_rows], context_backward, attention_probs, v)
+        self.record_node("context", (attention_probs, v), [context_rows], context_backward, attention_probs, v)
         del attention_probs, v
         attention_output = self.dense_copy(context_rows)  # its gradient is viewed in the other order
         del context_rows, raw_scores
@@ -329,12 +329,14 @@ class AttentionKernels(LinearKernels):
         2.17.1 (csrc/extensions/softmax.cpp).
         """
         probs = self.graph.new_tensor(scores.shape, scores.dtype)
-        self.node("softmax", (scores,), [probs], lambda saved_tensors, gradient, needs_input_grad: [gradient], probs)
+        self.record_node(
+            "softmax", (scores,), [probs], lambda saved_tensors, gradient, needs_input_grad: [gradient], probs
+        )
         return probs
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
-        probs = self.like(scores)
+        probs = self.empty_like(scores)
         return self.node_with_new_gradients("softmax", (scores,), probs, probs)
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
@@ -343,9 +345,9 @@ class AttentionKernels(LinearKernels):
         return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
-        """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
+        """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""
         kernel_choices, aten, x = self.rank_choices, self.t, scores
-        if kernel_choices.softmax_fp32:
+        if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:
             x = aten.scale(x)
@@ -355,13 +357,13 @@ class AttentionKernels(LinearKernels):
             self.persistent.keep_causal_mask(scores_shape[-1])
         masked_scores = Tensor(scores_shape, x.dtype, x.storage)
         probs = self.softmax(self.node_with_new_gradients("masked_fill", (x,), masked_scores))
-        return aten.to(probs, scores.dtype) if kernel_choices.softmax_fp32 else probs
+        return aten.to(probs, scores.dtype) if kernel_choices.runs_softmax_in_fp32 else probs
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
-        return self.node_with_new_gradients("masked_fill", (x,), self.like(x), mask)
+        return self.node_with_new_gradients("masked_fill", (x,), self.empty_like(x), mask)
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
         dropout_mask = self.dropout_mask(x)
-        return self.node_with_new_gradients("dropout", (x,), self.like(x), dropout_mask)
+        return self.node_with_new_gradients("dropout", (x,), self.empty_like(x), dropout_mask)

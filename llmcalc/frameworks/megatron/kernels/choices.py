@@ -27,16 +27,17 @@ class RankKernelChoices:
     attention_backend: the backend of attention.
     attention_dropout, hidden_dropout: dropout probabilities; 0 runs no dropout.
     softmax_fusion: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
-    softmax_fp32: whether the unfused softmax computes in float32.
+    runs_softmax_in_fp32: whether the unfused softmax computes in float32.
     scales_scores: whether scores are scaled before the unfused softmax.
     has_batch_mask: whether a mask comes with the batch.
     cp_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
     fuses_gradient_accumulation: whether products add weight gradients to the main gradients themselves.
     bias_activation: whether one kernel computes the bias and the activation after a product.
     rope_fusion: whether one kernel rotates queries and keys.
-    mla_fusion: whether one kernel rotates latent attention's.
-    user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own buffers.
-    scales_logits: whether logits are multiplied by a number.
+    fuses_latent_rope: whether one kernel rotates latent attention's.
+    has_user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own
+        buffers.
+    multiplies_logits: whether logits are multiplied by a number.
     loss_implementation: the implementation of the loss.
     deterministic: whether algorithms are deterministic.
     multiprocessors: multiprocessors of the GPU.
@@ -45,29 +46,30 @@ class RankKernelChoices:
     grouped_gemm: whether all experts of a rank are one grouped product.
     dispatcher: how tokens are sent to their experts.
     permute_fusion: whether one kernel sorts rows by expert.
-    router_fp32: whether the router computes in float32.
+    runs_router_in_fp32: whether the router computes in float32.
     capacity_factor: padded rows of an expert per row of an even share; None (default) if no row is dropped.
     aux_loss: whether the router has an auxiliary loss.
     z_loss: whether the router has a loss of the size of its logits.
     shared_experts_first: whether shared experts run before the router.
     detaches_layers: whether each layer begins a graph of its own, so that passes of two micro-batches can overlap.
-    combined_at_once: whether one function combines the outputs of experts; its caller still refers to its argument.
+    combines_in_one_function: whether one function combines the outputs of experts; its caller still refers to its
+        argument.
     wgrad_deferral_limit: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0
         for all; None (default) for none.
     fp8_recipe: the recipe of 8-bit products.
-    fp8_weights: whether weights of linear layers have 8 bits.
+    has_fp8_weights: whether weights of linear layers have 8 bits.
     saves_transposed: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
     amax_history: maxima per tensor that delayed scaling remembers.
     bf16_layers: numbers of the first and of the last layers that stay in 16 bits.
-    layers: layers of the whole model.
-    indexer_loss: whether indexers learn the shares of attention.
+    model_layers: layers of the whole model.
+    trains_indexer: whether indexers learn the shares of attention.
     recompute_core: whether the core of attention is recomputed.
     recompute: which layers are recomputed: groups of `recompute_layers` (uniform), or the first ones (block).
     recompute_layers: layers per group, or the number of the first ones.
     recompute_norms: whether the outputs of norms before sublayers are freed and recomputed.
     recompute_activation: whether the outputs of experts' activations are freed and recomputed.
-    recompute_up: whether the outputs of projections of latents are freed and recomputed.
-    recompute_kinds: kinds of modules of a layer that are recomputed, each by itself.
+    recompute_up_projections: whether the outputs of projections of latents are freed and recomputed.
+    recomputed_module_kinds: kinds of modules of a layer that are recomputed, each by itself.
     adapters: the low-rank adapters that are trained beside frozen weights; None (default) if the weights are trained.
     """
 
@@ -81,16 +83,16 @@ class RankKernelChoices:
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     softmax_fusion: bool = True
-    softmax_fp32: bool = False
+    runs_softmax_in_fp32: bool = False
     scales_scores: bool = False
     has_batch_mask: bool = True
     cp_exchange: str = "p2p"
     fuses_gradient_accumulation: bool = True
     bias_activation: bool = True
     rope_fusion: bool = True
-    mla_fusion: bool = True
-    user_buffers: bool = False
-    scales_logits: bool = False
+    fuses_latent_rope: bool = True
+    has_user_buffers: bool = False
+    multiplies_logits: bool = False
     loss_implementation: Loss = "unfused"
     deterministic: bool = False
     multiprocessors: int = 132
@@ -99,26 +101,26 @@ class RankKernelChoices:
     grouped_gemm: bool = False
     dispatcher: Dispatcher = "allgather"
     permute_fusion: bool = False
-    router_fp32: bool = False
+    runs_router_in_fp32: bool = False
     capacity_factor: float | None = None
     aux_loss: bool = True
     z_loss: bool = False
     shared_experts_first: bool = True
-    combined_at_once: bool = False
+    combines_in_one_function: bool = False
     detaches_layers: bool = False
     wgrad_deferral_limit: int | None = None
     fp8_recipe: Recipe = "none"
-    fp8_weights: bool = False
+    has_fp8_weights: bool = False
     saves_transposed: bool = True
     amax_history: int = 1
     bf16_layers: tuple[int, int] = (0, 0)
-    layers: int = 0
-    indexer_loss: bool = False
+    model_layers: int = 0
+    trains_indexer: bool = False
     recompute_core: bool = False
     recompute: Literal["none", "uniform", "block"] = "none"
     recompute_layers: int = 1
     recompute_norms: bool = False
     recompute_activation: bool = False
-    recompute_up: bool = False
-    recompute_kinds: frozenset[str] = frozenset()
+    recompute_up_projections: bool = False
+    recomputed_module_kinds: frozenset[str] = frozenset()
     adapters: ParallelAdapters | None = None

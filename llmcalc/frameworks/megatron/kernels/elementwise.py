@@ -54,13 +54,17 @@ class ElementwiseKernels(AttentionKernels):
         if bias is not None and not is_fused:
             x = self.with_bias(x, bias)
         activation_inputs = [x, bias] if is_fused and bias is not None else [x]
-        return self.node_with_new_gradients("activation", activation_inputs, self.like(x), x)
+        return self.node_with_new_gradients("activation", activation_inputs, self.empty_like(x), x)
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         """Adds a bias."""
         shape = bias.shape
         return record(
-            self.graph, "add", (x, bias), self.like(x), lambda grad, _: (grad, self.graph.new_tensor(shape, grad.dtype))
+            self.graph,
+            "add",
+            (x, bias),
+            self.empty_like(x),
+            lambda grad, _: (grad, self.graph.new_tensor(shape, grad.dtype)),
         )
 
     def do_mul(self, operation: Step) -> None:
@@ -84,7 +88,7 @@ class ElementwiseKernels(AttentionKernels):
 
     def multiply_by_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
-        return self.node_with_new_gradients("gated", (x, gate), self.like(x), x, gate)
+        return self.node_with_new_gradients("gated", (x, gate), self.empty_like(x), x, gate)
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, output_width: int) -> Tensor:
         """Computes act(gate) · up from one tensor that contains gate and up."""
@@ -97,7 +101,7 @@ class ElementwiseKernels(AttentionKernels):
             x = self.with_bias(x, bias)
         gate, up_output = self.t.split(x, (output_width, output_width))
         del x
-        activated_gate = self.t.function("silu", gate)
+        activated_gate = self.t.elementwise_function("silu", gate)
         return self.t.mul(activated_gate, up_output)
 
     # --- additions ---------------------------------------------------------------------------------------------------
@@ -128,14 +132,16 @@ class ElementwiseKernels(AttentionKernels):
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Adds two tensors of the same shape."""
-        return record(self.graph, "add", (a, b), self.like(a), lambda sum_gradient, _: (sum_gradient, sum_gradient))
+        return record(
+            self.graph, "add", (a, b), self.empty_like(a), lambda sum_gradient, _: (sum_gradient, sum_gradient)
+        )
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
         """Computes residual + dropout(x + bias), which saves one byte per element."""
         autograd_graph, x_shape = self.graph, x.shape
         has_dropout = self.rank_choices.hidden_dropout > 0
         dropout_masks = [self.dropout_mask(x)] if has_dropout else []
-        sum_output = self.like(x)
+        sum_output = self.empty_like(x)
         sum_inputs = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
@@ -147,5 +153,5 @@ class ElementwiseKernels(AttentionKernels):
                 *([] if bias_shape is None else [autograd_graph.new_tensor(bias_shape, output_gradient.dtype)]),
             ]
 
-        self.node("bias_dropout_add", sum_inputs, [sum_output], backward, *dropout_masks)
+        self.record_node("bias_dropout_add", sum_inputs, [sum_output], backward, *dropout_masks)
         return sum_output

@@ -40,7 +40,7 @@ class ExpertKernels(HeadKernels):
     @property
     def router_dtype(self) -> Dtype:
         """The number format in which the router computes."""
-        return FLOAT32 if self.rank_choices.router_fp32 else BFLOAT16
+        return FLOAT32 if self.rank_choices.runs_router_in_fp32 else BFLOAT16
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the router, the gate of shared experts, or another unsharded linear layer."""
@@ -69,7 +69,7 @@ class ExpertKernels(HeadKernels):
             ]
 
         needs_grad = weight.needs_grad
-        self.node("linear", (x, weight), [gate_logits], backward, *([x] if needs_grad else []))
+        self.record_node("linear", (x, weight), [gate_logits], backward, *([x] if needs_grad else []))
         return gate_logits
 
     def router_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class ExpertKernels(HeadKernels):
                 *([] if bias is None else [autograd_graph.new_tensor(bias.shape, BFLOAT16)]),
             ]
 
-        self.node("router", (x, weight, *([] if bias is None else [bias])), [router_logits], backward, x)
+        self.record_node("router", (x, weight, *([] if bias is None else [bias])), [router_logits], backward, x)
         return router_logits
 
     def do_buffer(self, operation: Step) -> None:
@@ -137,7 +137,7 @@ class ExpertKernels(HeadKernels):
             del aux_gradient
             return [logits_gradient]
 
-        self.node("routing", (logits,), [router_probs], backward, routing_mask, *saved_by_router)
+        self.record_node("routing", (logits,), [router_probs], backward, routing_mask, *saved_by_router)
         local_tensors = self.frames[-1].local_tensors
         local_tensors["probs"], local_tensors["routing_map"] = router_probs, routing_mask
 
@@ -168,7 +168,7 @@ class ExpertKernels(HeadKernels):
             "hybridep": self._return_rows_by_hybridep,
         }
         combined_output = combine_functions[self.rank_choices.dispatcher](expert_outputs, local_tensors)
-        if not self.rank_choices.combined_at_once:
+        if not self.rank_choices.combines_in_one_function:
             local_tensors["output"] = combined_output
         self.bind(operation.outs[0], combined_output)
 
@@ -248,7 +248,7 @@ class ExpertKernels(HeadKernels):
             return self.node_with_new_gradients("permute", (x,), sorted_rows, row_map), row_map
         input_shape = x.shape
         row_probs, probs_shape, dtype = autograd_graph.new_tensor((row_count, 1), probs.dtype), probs.shape, probs.dtype
-        self.node(
+        self.record_node(
             "permute",
             (x, probs),
             [sorted_rows, row_probs],
@@ -343,7 +343,7 @@ class ExpertKernels(HeadKernels):
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(x_shape, BFLOAT16), autograd_graph.new_tensor((tokens, columns), FLOAT32)]
 
-        self.node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
+        self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
         self.keep_in_dispatcher(local_tensors["routing_map"], probs, row_probs)
         layer_indices = [module_call.layer_index for module_call in self.frames]
         self.persistent.module_tensors[(id(self), "handle", *self.module_path(), *layer_indices)] = (
@@ -378,7 +378,9 @@ class ExpertKernels(HeadKernels):
         local_tensors["output"] = expert_outputs[0]
         if kernel_choices.ep > 1:
             expert_outputs.append(self.move_rows("all_to_all", expert_outputs.pop(), row_count))
-            if not kernel_choices.combined_at_once:  # else the caller's variable still names what came from the experts
+            if (
+                not kernel_choices.combines_in_one_function
+            ):  # else the caller's variable still names what came from the experts
                 local_tensors["output"] = expert_outputs[0]
         return self.unpermute(expert_outputs, self.dispatched_tokens, local_tensors["index"])
 
@@ -482,7 +484,7 @@ class ExpertKernels(HeadKernels):
                 saved_tensors[0] = None
             return [input_gradient, weight_gradient]
 
-        self.node("linear", (x, weight), [expert_output], backward, x)
+        self.record_node("linear", (x, weight), [expert_output], backward, x)
         return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
@@ -528,7 +530,7 @@ class ExpertKernels(HeadKernels):
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        self.node(
+        self.record_node(
             "grouped_linear", (x, *weights, *biases), [product_output], backward, *([x] if trains_weights else [])
         )
         return product_output
@@ -542,7 +544,7 @@ class ExpertKernels(HeadKernels):
         if self.rank_choices.weighted_activation:
             self.bind(operation.outs[0], self.weighted_glu(x, self.row_probs, operation.outs[0].width))
             return
-        activation_output = self.node_with_new_gradients("activation", (x,), self.like(x), x)
+        activation_output = self.node_with_new_gradients("activation", (x,), self.empty_like(x), x)
         del x
         self.bind(operation.outs[0], self.multiply_by_probabilities(activation_output, self.row_probs))
 
@@ -550,7 +552,7 @@ class ExpertKernels(HeadKernels):
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.ins[0].width == 1:  # a number for each token
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.ins)
-            self.bind(operation.outs[0], self.t.mul(y, self.t.function("sigmoid", logits)))
+            self.bind(operation.outs[0], self.t.mul(y, self.t.elementwise_function("sigmoid", logits)))
             return
         if not self.has_expert_rows(operation):
             super().do_mul(operation)
@@ -575,7 +577,7 @@ class ExpertKernels(HeadKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]
 
-        self.node("weighted_glu", (x, probs), [product], backward, x, probs)
+        self.record_node("weighted_glu", (x, probs), [product], backward, x, probs)
         return product
 
     def has_expert_rows(self, operation: Step) -> bool:
@@ -595,7 +597,7 @@ class ExpertKernels(HeadKernels):
             del probs_product
             return [x_gradient, probs_gradient]
 
-        self.node("mul", (x, probs), [scaled_x], backward, x, probs)
+        self.record_node("mul", (x, probs), [scaled_x], backward, x, probs)
         return self.t.to(scaled_x, BFLOAT16)
 
 

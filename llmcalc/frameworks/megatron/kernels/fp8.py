@@ -30,8 +30,8 @@ Specs = list[tuple[Shape, Dtype]]
 class QuantizedTensor(NamedTuple):
     """An 8-bit tensor and its scales in rowwise and columnwise form; both forms may share tensors."""
 
-    rows: list[Tensor]
-    columns: list[Tensor]
+    rowwise: list[Tensor]
+    columnwise: list[Tensor]
 
 
 def quantized_specs(recipe: str, row_count: Number, row_width: Number, is_weight: bool = False) -> tuple[Specs, Specs]:
@@ -98,7 +98,7 @@ class Fp8Kernels(DeltaKernels):
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layers
-        return first_bf16_layers <= layer_index < kernel_choices.layers - last_bf16_layers
+        return first_bf16_layers <= layer_index < kernel_choices.model_layers - last_bf16_layers
 
     def quantize(
         self, row_count: Number, row_width: Number, by_rows: bool = True, by_columns: bool = True
@@ -133,8 +133,8 @@ class Fp8Kernels(DeltaKernels):
         if self.rank_choices.fp8_recipe in ONE_SCALE:
             quantized_experts = [self.quantize(row_count, width, by_columns=by_columns) for _ in range(expert_count)]
             return QuantizedTensor(
-                [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
-                [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
+                [x for expert_tensors in quantized_experts for x in expert_tensors.rowwise],
+                [x for expert_tensors in quantized_experts for x in expert_tensors.columnwise],
             )
         buffer_sizes = []
         for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
@@ -157,13 +157,14 @@ class Fp8Kernels(DeltaKernels):
         if self.rank_choices.fp8_recipe != "blockwise":
             return quantized_tensor, []
         sorting_buffers = [
-            self.graph.new_tensor(x.shape, x.dtype) for x in (*quantized_tensor.rows[1:], *quantized_tensor.columns[:1])
+            self.graph.new_tensor(x.shape, x.dtype)
+            for x in (*quantized_tensor.rowwise[1:], *quantized_tensor.columnwise[:1])
         ]
         return quantized_tensor, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
         """Allocates a weight's 8-bit copy and scales at the first use, and never frees them."""
-        data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
+        data_sizes = [] if self.rank_choices.has_fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
     @property
@@ -188,13 +189,13 @@ class Fp8Kernels(DeltaKernels):
         norm_statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if deferred_norm is not None:
-            norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
+            norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.empty_like(x)
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rowwise_only and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
-        has_user_buffers = self.rank_choices.user_buffers
+        has_user_buffers = self.rank_choices.has_user_buffers
         gathered_input = (
             self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not has_user_buffers else None
         )
@@ -240,11 +241,13 @@ class Fp8Kernels(DeltaKernels):
                 *bias,
             ]
 
-        saved_input = quantized_input.rows if gathers_rowwise_only else quantized_input.columns
+        saved_input = quantized_input.rowwise if gathers_rowwise_only else quantized_input.columnwise
         saved_for_backward = [*saved_input, *([x] if has_norm else []), *norm_statistics]
         input_positions = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if has_norm else "linear", layer_inputs, [layer_output], backward, *saved_for_backward)
+        self.record_node(
+            "norm_linear" if has_norm else "linear", layer_inputs, [layer_output], backward, *saved_for_backward
+        )
         return layer_output
 
     @property
@@ -298,7 +301,7 @@ class Fp8Kernels(DeltaKernels):
                 *bias_gradients,
             ]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [layer_output], backward, x)
+        self.record_node("linear", [x, weight, *([] if bias is None else [bias])], [layer_output], backward, x)
         return layer_output
 
     def grouped_linear(self, operation: Step, x: Tensor, output_width: Number) -> Tensor:
@@ -330,9 +333,9 @@ class Fp8Kernels(DeltaKernels):
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
 
-        saved_for_backward = quantized_input.columns
+        saved_for_backward = quantized_input.columnwise
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [product_output], backward, *saved_for_backward)
+        self.record_node("grouped_linear", (x, *weights, *biases), [product_output], backward, *saved_for_backward)
         return product_output
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -367,7 +370,7 @@ class Fp8Kernels(DeltaKernels):
         (n_rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(n_rows, n_in, by_columns=not saves_16_bits and self.graph.enabled)
         self.quantize_weight(weight)
-        uses_user_buffers = self.rank_choices.user_buffers and is_divided
+        uses_user_buffers = self.rank_choices.has_user_buffers and is_divided
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
@@ -402,7 +405,7 @@ class Fp8Kernels(DeltaKernels):
                 quantized_gradient.clear()
             return [input_gradient, weight_gradient]
 
-        saved_for_backward = [x] if saves_16_bits else quantized_input.columns
+        saved_for_backward = [x] if saves_16_bits else quantized_input.columnwise
         del quantized_input
-        self.node(workspace_name, (x, weight), [layer_output], backward, *saved_for_backward)
+        self.record_node(workspace_name, (x, weight), [layer_output], backward, *saved_for_backward)
         return layer_output

@@ -71,7 +71,7 @@ class DeltaKernels(MambaKernels):
         if self.rank_choices.deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
             _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel_size - 1)
-            qkv = aten.transpose(aten.function("silu", aten.slice(_conv_out, tokens)), 1, 2)
+            qkv = aten.transpose(aten.elementwise_function("silu", aten.slice(_conv_out, tokens)), 1, 2)
         else:
             qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel_size)))
         dt_bias, a_log = self.weight("dt_bias", (delta_op.heads,)), self.weight("A_log", (delta_op.heads,))
@@ -129,7 +129,7 @@ class DeltaKernels(MambaKernels):
 
         rule_inputs = (q, k, v, decay, out_gate, beta_sigmoid)
         mixer_inputs = (qkv, gate, a_log, dt_bias, beta, alpha)
-        self.node(
+        self.record_node(
             "prepare_input_for_gated_delta_rule",
             mixer_inputs,
             rule_inputs,

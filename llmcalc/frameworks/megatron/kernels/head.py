@@ -79,7 +79,7 @@ class HeadKernels(ElementwiseKernels):
     def enter_layers(self, x: Tensor) -> Tensor:
         """Returns embeddings transposed to [tokens, batch], with only this rank's tokens, after dropout."""
         if self.run_config.batch != 1:
-            x = record(self.graph, "transpose", (x,), self.like(x), lambda g, _: (g,))
+            x = record(self.graph, "transpose", (x,), self.empty_like(x), lambda g, _: (g,))
         if self.rank_choices.sequence_parallel:
             x = self.copy_reordered("scatter", x, (self.local_rows(x.shape[0]), x.shape[1]))
         return self.dropout(x) if self.rank_choices.hidden_dropout > 0 else x
@@ -114,7 +114,9 @@ class HeadKernels(ElementwiseKernels):
             is_recomputed = recompute_method == "uniform" or group_start < group_size
             group_end = min(len(layer_order), group_start + (group_size if recompute_method == "uniform" else 1))
             group_frames = [
-                ModuleFrame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
+                ModuleFrame(
+                    layer_order[i], layer_index=self.first_layer_index + i, owner_layer_index=self.first_layer_index + i
+                )
                 for i in range(group_start, group_end)
             ]
             layer_input = hidden_states
@@ -159,7 +161,9 @@ class HeadKernels(ElementwiseKernels):
     def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
         outer_frames = [
-            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            ModuleFrame(
+                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
+            )
             for outer_frame in self.frames
         ]
 
@@ -173,7 +177,11 @@ class HeadKernels(ElementwiseKernels):
                     layer_input = hidden_states
                     del hidden_states
                     hidden_states = self.run_layer(
-                        ModuleFrame(layer_frame.scope, layer_index=layer_frame.layer_index, owner=layer_frame.owner),
+                        ModuleFrame(
+                            layer_frame.scope,
+                            layer_index=layer_frame.layer_index,
+                            owner_layer_index=layer_frame.owner_layer_index,
+                        ),
                         layer_input,
                     )
                     del layer_input
@@ -249,7 +257,7 @@ class HeadKernels(ElementwiseKernels):
             mtp_losses, self.further_outputs = self.further_outputs, []
             scaled_hidden, loss_shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
             new_tensor = self.graph.new_tensor
-            self.node(
+            self.record_node(
                 "loss_scaler",
                 (x, *mtp_losses),
                 [scaled_hidden],
@@ -277,7 +285,7 @@ class HeadKernels(ElementwiseKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], backward, logits)
+        self.record_node("cross_entropy", (logits,), [loss], backward, logits)
         return loss
 
     def _core_loss(self, logits: Tensor) -> Tensor:
@@ -305,5 +313,5 @@ class HeadKernels(ElementwiseKernels):
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
+        self.record_node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target_indices)
         return loss

@@ -56,7 +56,7 @@ class LinearKernels(RankKernels):
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
         weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
-        norm_output = self.like(x)
+        norm_output = self.empty_like(x)
         norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
@@ -114,7 +114,7 @@ class LinearKernels(RankKernels):
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.scales_logits else logits)
+            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.multiplies_logits else logits)
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):
@@ -200,7 +200,9 @@ class LinearKernels(RankKernels):
         local_rows, n_in = x.shape
         row_count = local_rows * kernel_choices.tp if is_sharded else local_rows
         norm_output, norm_statistics = (x, []) if deferred_norm is None else self._fused_norm(x, deferred_norm)
-        gathered_input = self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.user_buffers else None
+        gathered_input = (
+            self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.has_user_buffers else None
+        )
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(row_count, weight.shape[0])
         has_norm, needs_grad = deferred_norm is not None, weight.needs_grad
@@ -213,7 +215,7 @@ class LinearKernels(RankKernels):
         shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: Needs) -> Gradients:
-            new_tensor, has_user_buffers = self.new_tensor, kernel_choices.user_buffers
+            new_tensor, has_user_buffers = self.new_tensor, kernel_choices.has_user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
             gathered_input = new_tensor(row_count, n_in) if is_sharded and not has_user_buffers and needs_grad else None
             self.use_overlap_workspaces()
@@ -253,12 +255,14 @@ class LinearKernels(RankKernels):
             layer_outputs.append(returned_norm_output)
             self.norm_outputs.append(returned_norm_output)
         del returned_norm_output
-        self.node("norm_linear" if has_norm else "linear", layer_inputs, layer_outputs, backward, *saved_for_backward)
+        self.record_node(
+            "norm_linear" if has_norm else "linear", layer_inputs, layer_outputs, backward, *saved_for_backward
+        )
         return layer_output
 
     def _fused_norm(self, x: Tensor, deferred_norm: Step) -> tuple[Tensor, list[Tensor]]:
         """Returns the output and the statistics of a norm that is fused with a product."""
-        norm_output, has_mean = self.like(x), deferred_norm.options["spec"].type == "layernorm"
+        norm_output, has_mean = self.empty_like(x), deferred_norm.options["spec"].type == "layernorm"
         return norm_output, [self.new_row_statistics(x.shape[0]) for _ in range(2 if has_mean else 1)]
 
     def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
@@ -271,7 +275,7 @@ class LinearKernels(RankKernels):
         output = self.new_tensor(row_count, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
         if bias is not None and adds_bias:
-            output = self.like(output)
+            output = self.empty_like(output)
         added_bias = bias if adds_bias else None
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
@@ -279,7 +283,9 @@ class LinearKernels(RankKernels):
                 self.persistent.grow_gather_buffer(2 * row_count * n_in)
             return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
 
-        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x)
+        self.record_node(
+            "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [output], backward, x
+        )
         return output
 
     def _core_gradients(
@@ -306,7 +312,7 @@ class LinearKernels(RankKernels):
     def engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Transformer Engine's row-parallel Linear, which saves its input for the gradient of a trained weight."""
         is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
-        uses_user_buffers, trains_weight = self.rank_choices.user_buffers, weight.needs_grad
+        uses_user_buffers, trains_weight = self.rank_choices.has_user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
         if is_sharded and not uses_user_buffers:
@@ -324,7 +330,7 @@ class LinearKernels(RankKernels):
             del gathered_gradient
             return [input_gradient, weight_gradient]
 
-        self.node("row_linear", (x, weight), [layer_output], backward, *([x] if trains_weight else []))
+        self.record_node("row_linear", (x, weight), [layer_output], backward, *([x] if trains_weight else []))
         return layer_output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -337,7 +343,7 @@ class LinearKernels(RankKernels):
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in), self.weight_gradient(weight)]
 
-        self.node("row_linear", (x, weight), [layer_output], backward, x)
+        self.record_node("row_linear", (x, weight), [layer_output], backward, x)
         if not is_sharded:
             return layer_output
         unreduced_output, layer_output = layer_output, self.new_tensor(self.local_rows(row_count), n_out)
@@ -359,7 +365,7 @@ class LinearKernels(RankKernels):
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
 
         layer_inputs = (x, weight, *([] if bias is None else [bias]))
-        self.node("linear", layer_inputs, [layer_output], backward, *([x] if weight.needs_grad else []))
+        self.record_node("linear", layer_inputs, [layer_output], backward, *([x] if weight.needs_grad else []))
         return layer_output
 
     def use_overlap_workspaces(self) -> None:
@@ -368,7 +374,7 @@ class LinearKernels(RankKernels):
         Communication of the tensor group uses buffers outside of torch's allocator
         (TransformerEngine, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp, `cuMemCreate`).
         """
-        if self.rank_choices.user_buffers:
+        if self.rank_choices.has_user_buffers:
             self.persistent.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
@@ -397,7 +403,7 @@ class LinearKernels(RankKernels):
         self.persistent.use_torch_workspace("forward")
         output = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
-            output = self.like(output)
+            output = self.empty_like(output)
 
         chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
@@ -413,7 +419,7 @@ class LinearKernels(RankKernels):
             del layer_input
             return self._core_gradients(output_gradient, row_count, (local_rows, n_in), weight, bias)
 
-        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
+        self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [output], backward, x)
         return output
 
     def _frozen_output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -428,13 +434,13 @@ class LinearKernels(RankKernels):
         self.persistent.use_torch_workspace("forward")
         logits = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
-            logits = self.like(logits)
+            logits = self.empty_like(logits)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [self.new_tensor(row_count, n_in)]
 
-        self.node("output_layer", (x,), [logits], backward)
+        self.record_node("output_layer", (x,), [logits], backward)
         return logits
 
 

@@ -64,7 +64,7 @@ class Parameter(NamedTuple):
 
     path: the path of its module, and its name.
     tensor: its shape and type.
-    expert: whether it belongs to an expert that only some ranks have.
+    is_expert: whether it belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
     is_fp8: whether its elements have 8 bits; false by default.
 
@@ -73,7 +73,7 @@ class Parameter(NamedTuple):
 
     path: Path
     tensor: Tensor
-    expert: bool
+    is_expert: bool
     role: str
     is_fp8: bool = False
 
@@ -365,7 +365,9 @@ class RankKernels(Lowering):
         if parameter_key not in self.weights:
             is_trained = self.rank_choices.adapters is None or self.in_adapter
             self.weights[parameter_key] = weight_tensor = empty(UncountedMeter(), shape, BFLOAT16, is_leaf=is_trained)
-            is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            is_fp8 = (
+                self.rank_choices.has_fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            )
             self.ordered_parameters.append(Parameter(parameter_key, weight_tensor, self.in_expert, self.role, is_fp8))
         return self.weights[parameter_key]
 
@@ -387,13 +389,16 @@ class RankKernels(Lowering):
         module_scope = module_call.scope
         module_input, module_output = module_scope.argument, module_scope.output
         is_recomputed = (
-            module_scope.about.get("kind") in self.rank_choices.recompute_kinds and module_call.layer_index is None
+            module_scope.about.get("kind") in self.rank_choices.recomputed_module_kinds
+            and module_call.layer_index is None
         )
         if not is_recomputed or module_input is None or module_output is None:
             super().run_module(module_call)
             return
         outer_frames = [
-            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            ModuleFrame(
+                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
+            )
             for outer_frame in self.frames
         ]
 
@@ -423,21 +428,25 @@ class RankKernels(Lowering):
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
         """
-        first_index, module_scope = len(self.ordered_parameters), module_call.scope
+        first_parameter_index, module_scope = len(self.ordered_parameters), module_call.scope
         super()._run_module_items(module_call)
-        parameters = self.ordered_parameters[first_index:]
+        parameters = self.ordered_parameters[first_parameter_index:]
         if not parameters and not self.later_parameters:
             return
         module_kind = module_scope.about.get("kind")
         if any(operation.verb == "attention" for operation in direct_steps(module_scope)):
-            self.ordered_parameters[first_index:] = sorted(parameters, key=lambda parameter: parameter.role != "row")
+            self.ordered_parameters[first_parameter_index:] = sorted(
+                parameters, key=lambda parameter: parameter.role != "row"
+            )
         elif module_kind == "shared_expert":
             self.later_parameters += parameters
-            del self.ordered_parameters[first_index:]
+            del self.ordered_parameters[first_parameter_index:]
         elif module_kind == "pooler":
             parameter_pairs = [parameters[i : i + 2] for i in range(0, len(parameters), 2)]  # a weight and a bias
-            self.later_parameters = [parameter for pair in reversed(parameter_pairs) for parameter in pair]
-            del self.ordered_parameters[first_index:]
+            self.later_parameters = [
+                parameter for weight_and_bias in reversed(parameter_pairs) for parameter in weight_and_bias
+            ]
+            del self.ordered_parameters[first_parameter_index:]
         elif module_kind in ("experts", "lm_head") and module_scope.argument is not None:
             self.ordered_parameters += self.later_parameters
             self.later_parameters = []
@@ -448,11 +457,11 @@ class RankKernels(Lowering):
         """Allocates a tensor [rows, width]."""
         return self.graph.new_tensor((row_count, row_width), dtype)
 
-    def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+    def empty_like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
         """Allocates a tensor of the same shape."""
         return self.graph.new_tensor(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(
+    def record_node(
         self, operation_name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], backward: Back, *saves: Tensor
     ) -> None:
         """Records a graph node whose backward function may free saved tensors early."""
@@ -479,7 +488,7 @@ class RankKernels(Lowering):
         Gradients have the format of the output's gradient.
         """
         new_tensor, input_shapes = self.graph.new_tensor, [x.shape for x in input_tensors]
-        self.node(
+        self.record_node(
             operation_name,
             input_tensors,
             [output],
@@ -527,7 +536,7 @@ class RankKernels(Lowering):
 
         with autograd_graph.no_grad():
             output = compute(arguments)
-        self.node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
+        self.record_node("checkpoint", arguments, [output], checkpoint_backward, *arguments)
         return output
 
     def dense_copy(self, x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class LatentAttentionKernels(ExpertKernels):
         """Gathers the tokens of the rotary key part, which all heads share, over the tensor-parallel ranks."""
         if self.rank_choices.sequence_parallel:
             x = self.copy_reordered("gather", x, (x.shape[0] * self.rank_choices.tp, x.shape[1]))
-        return x if self.rank_choices.mla_fusion else self.copy_reordered("rope", x, x.shape)
+        return x if self.rank_choices.fuses_latent_rope else self.copy_reordered("rope", x, x.shape)
 
     def do_cat(self, operation: Step) -> None:
         """Joins the rotary and non-rotary parts of queries or keys."""
@@ -69,7 +69,7 @@ class LatentAttentionKernels(ExpertKernels):
 
     def _rotate_query(self, x: Tensor) -> Tensor:
         """Applies rotary embeddings to a part of each query head, in place in one kernel or in a copy."""
-        return x if self.rank_choices.mla_fusion else self.copy_reordered("cat", x, x.shape)
+        return x if self.rank_choices.fuses_latent_rope else self.copy_reordered("cat", x, x.shape)
 
     def _assemble_key_and_value(
         self, x: Tensor, shared_key: Tensor, key_output: Value, value_output: Value
@@ -81,5 +81,5 @@ class LatentAttentionKernels(ExpertKernels):
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, BFLOAT16) for shape in input_shapes]
 
-        self.node("key_and_value", (x, shared_key), key_and_value, backward)
+        self.record_node("key_and_value", (x, shared_key), key_and_value, backward)
         return key_and_value

@@ -100,7 +100,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         discarded_outputs = DiscardedOutputs(
             autograd_graph, discardable_function, arguments, function_outputs, input_storage_id
         )
-        self.node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
+        self.record_node("checkpoint", arguments, function_outputs, discarded_outputs.backward, *arguments)
         return function_outputs, discarded_outputs
 
     def discard_outputs(self, hook_tensor: Tensor, discarded_outputs: DiscardedOutputs) -> Tensor:
@@ -113,14 +113,14 @@ class DiscardedOutputKernels(SparseAttentionKernels):
             discarded_outputs.recompute()
             return [output_gradient]
 
-        self.node("recompute", (hook_tensor,), [hook_output], backward)
+        self.record_node("recompute", (hook_tensor,), [hook_output], backward)
         return hook_output
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
     def _index_operations(self, module_scope: ModuleScope, module: ModuleScope) -> None:
         """Marks the input and output of shared experts for recomputation."""
-        for module_item in module_scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
+        for module_item in module_scope.items if "shared_expert" in self.rank_choices.recomputed_module_kinds else ():
             if isinstance(module_item, ModuleScope) and module_item.about.get("kind") == "shared_expert":
                 module_steps = [operation for operation in module_item.items if isinstance(operation, Step)]
                 module_item.argument, module_item.output = module_steps[0].ins[0], module_steps[-1].outs[0]
@@ -223,7 +223,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
 
     def run_items(self, items: Sequence[Item]) -> None:
         """Runs a module's operations, and frees and recomputes the up-projections of latents (`mla_up_proj`)."""
-        if not (self.rank_choices.recompute_up and self.graph.enabled):
+        if not (self.rank_choices.recompute_up_projections and self.graph.enabled):
             super().run_items(items)
             return
         alternative_items = [module_item for module_item in items if isinstance(module_item, AlternativeBranches)]
@@ -266,7 +266,9 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
         outer_frames = [
-            ModuleFrame(outer_frame.scope, layer_index=outer_frame.layer_index, owner=outer_frame.owner)
+            ModuleFrame(
+                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
+            )
             for outer_frame in self.frames
         ]
         attention_inputs = attention.ins[:3]

@@ -99,7 +99,7 @@ class SparseAttentionKernels(Fp8Kernels):
         if not self.rank_choices.sequence_parallel:
             return x
         gathered_rows = self.new_tensor(x.shape[0] * self.rank_choices.tp, x.shape[1])
-        contiguous_copy = self.like(x) if not x.is_contiguous else None
+        contiguous_copy = self.empty_like(x) if not x.is_contiguous else None
         del contiguous_copy
         return self.node_with_new_gradients("gather", (x,), gathered_rows)
 
@@ -146,7 +146,7 @@ class SparseAttentionKernels(Fp8Kernels):
         select_step = next(operation for operation in indexer_scope.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
-        if self.rank_choices.indexer_loss:
+        if self.rank_choices.trains_indexer:
             q, k, head_weights = self._run_indexer(indexer_scope, indexer_input, query_latent, token_shape)
             selected_keys, loss = indexer_loss(aten, q, head_weights, k, query.detached(), key.detached(), top_k)
         else:
@@ -221,7 +221,7 @@ class SparseAttentionKernels(Fp8Kernels):
             self.persistent.use_engine_workspace()
             return [None, self.weight_gradient(weight)]
 
-        self.node("linear", (x, weight), [layer_output], backward, x)
+        self.record_node("linear", (x, weight), [layer_output], backward, x)
         return layer_output
 
 
@@ -338,8 +338,8 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
     scores = aten.add(scores, aten.unsqueeze(selection_mask, 1))
     valid_keys = aten.compare(selection_mask)
     scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_keys, 1), (batch, heads, tokens, key_count)))
-    value = aten.permute(aten.slice(key, latent_dim), (1, 2, 0, 3))
-    attention_output = aten.matmul(aten.to(scores, BFLOAT16), value)
+    latent_values = aten.permute(aten.slice(key, latent_dim), (1, 2, 0, 3))
+    attention_output = aten.matmul(aten.to(scores, BFLOAT16), latent_values)
     return aten.contiguous(aten.permute(attention_output, (2, 0, 1, 3)))
 
 

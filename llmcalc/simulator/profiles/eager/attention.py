@@ -20,7 +20,7 @@ class AttentionKernels(Lowering):
     """Kernels of softmax attention, which run the operations of the reference implementation."""
 
     def heads_first(self, x: Tensor) -> Tensor:
-        """Swaps the axes of rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
+        """Transposes rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
         return self.t.transpose(x, 1, 2)
 
     # --- positions --------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class AttentionKernels(Lowering):
         rotates_whole_head = are_equal(rotary_dim, x.shape[-1]) and not spec.concatenated
         if operation.options["back"]:
             sin = aten.scale(sin, "neg")
-        if self.choices.joined_rope:
+        if self.choices.joins_rope_halves:
             return self._rotate_halves(x, rotary_dim, cos, sin)
         rotary_part = x if rotates_whole_head else aten.slice(x, rotary_dim)
         rotary_part = aten.add(aten.mul(rotary_part, cos), aten.mul(self._rotate_quarter(rotary_part, rotary_dim), sin))
@@ -90,7 +90,7 @@ class AttentionKernels(Lowering):
             return
         if operation.options["tiled"]:
             repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
-        elif self.choices.like_classes:
+        elif self.choices.matches_transformers:
             repeated_keys = self.repeat_heads(self.heads_first(x), heads)
         else:
             repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
@@ -158,7 +158,7 @@ class AttentionKernels(Lowering):
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
         module_frame = self.frames[-1]
-        (module_frame.callers[0] if module_frame.callers else module_frame.local_tensors)[
+        (module_frame.caller_variables[0] if module_frame.caller_variables else module_frame.local_tensors)[
             f"written to {cache_name}"
         ] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
@@ -220,10 +220,10 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        attention_options, like_classes = operation.options, self.choices.like_classes
+        attention_options, like_classes = operation.options, self.choices.matches_transformers
 
         def compute_scores_and_output(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-            return self.core(
+            return self.compute_attention(
                 q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"],
                 attention_options["float32"], attention_options["float32_scores"],
                 like_classes and attention_options["floors_scores"],
@@ -240,7 +240,7 @@ class AttentionKernels(Lowering):
             return self.run_checkpointed(lambda xs: compute_core(*xs), present_tensors)
         return compute_core(*present_tensors)
 
-    def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
+    def expand_sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
         aten = self.t
         expanded_sinks = aten.unsqueeze(aten.unsqueeze(aten.unsqueeze(sinks, 0), 2), 3)
@@ -261,7 +261,7 @@ class AttentionKernels(Lowering):
         compute from that of visible keys. A part that selects keys reads the mask of visible keys in any case.
         """
         causal = operation.options["causal"]
-        if not (causal and self.choices.like_classes and self.choices.attention == "eager"):
+        if not (causal and self.choices.matches_transformers and self.choices.attention == "eager"):
             return self.mask(operation, query_count, key_count)
         window, chunk = operation.options.get("window"), operation.options.get("chunk")
         mask_key = ("added mask", query_count, key_count, window, chunk)
@@ -284,7 +284,7 @@ class AttentionKernels(Lowering):
             is_visible = aten.compare(is_visible, aten.compare(aten.like(k), aten.like(q)))
         return is_visible
 
-    def core(
+    def compute_attention(
         self,
         q: Tensor,
         k: Tensor,
@@ -312,7 +312,7 @@ class AttentionKernels(Lowering):
             q, k = aten.to(q, FLOAT32), aten.to(k, FLOAT32)
         scores = aten.scale(aten.matmul(q, aten.transpose(k, -1, -2)))
         if score_cap is not None:
-            scores = aten.scale(aten.function("tanh", aten.scale(scores)))
+            scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         if bias is not None:
             scores = aten.add(scores, aten.to(bias, scores.dtype))
         kept_scores = scores if keeps_scores else None
@@ -326,7 +326,7 @@ class AttentionKernels(Lowering):
         softmax_runs_in_float32 = softmax_in_float32 or (sinks is None and self.autocasts_to_float32)
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
-            sink = self.sink(sinks, scores)
+            sink = self.expand_sinks(sinks, scores)
             key_count = scores.shape[-1]
             attention_weights = aten.to(
                 aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype

@@ -54,10 +54,10 @@ class AttentionVariantKernels(AttentionKernels):
         """Sums an indexer's scores over heads with weights. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         aten = self.t
         k = aten.transpose(aten.unsqueeze(k, 1), -1, -2)
-        if not self.choices.like_classes:
-            scores = aten.function("relu", aten.scale(aten.matmul(q, k)))
+        if not self.choices.matches_transformers:
+            scores = aten.elementwise_function("relu", aten.scale(aten.matmul(q, k)))
             return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
-        scores = aten.function("relu", aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32))))
+        scores = aten.elementwise_function("relu", aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32))))
         weights = aten.scale(aten.to(weights, FLOAT32))
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
@@ -71,7 +71,7 @@ class AttentionVariantKernels(AttentionKernels):
             minimum(scores.shape[-1], operation.options["top_k"]),
         )
         scores = aten.masked_fill(scores, aten.like(mask))
-        if self.choices.like_classes:
+        if self.choices.matches_transformers:
             self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
         else:
             self.memo["selected"] = aten.slice(aten.sort(scores)[1], selected_count)
@@ -93,7 +93,7 @@ class AttentionVariantKernels(AttentionKernels):
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
-        if self.choices.like_classes and not operation.options["lends"]:
+        if self.choices.matches_transformers and not operation.options["lends"]:
             del self.memo["selected"]  # a class keeps it in its layer
         if self.reads_selected(q.shape[1]):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
@@ -198,12 +198,12 @@ class AttentionVariantKernels(AttentionKernels):
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if step_options["cap"] is not None:
-            scores = aten.scale(aten.function("tanh", aten.scale(scores)))
+            scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
             self.mask(operation, q.shape[1], v.shape[1]), scores, selection
         )
         if step_options["sinks"]:
-            local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
+            local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
         scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))

@@ -211,24 +211,24 @@ class BasicKernels(Lowering):
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by name."""
         if activation_name == "relu2":
-            return self.t.square(self.t.function("relu", x))
+            return self.t.square(self.t.elementwise_function("relu", x))
         if activation_name == "square":
             return self.t.square(x)
         if activation_name == "gelu_new":
-            return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
+            return self._gelu_by_steps(x) if self.choices.unfused_gelu else self.t.elementwise_function("gelu", x)
         if activation_name == "quick_gelu":
-            return self.t.mul(x, self.t.function("sigmoid", self.t.scale(x)))
+            return self.t.mul(x, self.t.elementwise_function("sigmoid", self.t.scale(x)))
         if activation_name == "situ":
-            scaled_tanh = self.t.scale(self.t.function("tanh", self.t.scale(x)))
-            return self.t.mul(scaled_tanh, self.t.function("sigmoid", x))
+            scaled_tanh = self.t.scale(self.t.elementwise_function("tanh", self.t.scale(x)))
+            return self.t.mul(scaled_tanh, self.t.elementwise_function("sigmoid", x))
         if activation_name in ("clamped", "clamped_plus_one"):
             clamped_x = self.t.clamp(x, has_both_limits=True)
             return clamped_x if activation_name == "clamped" else self.t.add_number(clamped_x)
         if activation_name == "clamped_silu":
-            return self.t.function("silu", self.t.clamp(x))
+            return self.t.elementwise_function("silu", self.t.clamp(x))
         if activation_name == "clamped_swish":
             clamped_x = self.t.clamp(x)
-            return self.t.mul(clamped_x, self.t.function("sigmoid", self.t.scale(clamped_x)))
+            return self.t.mul(clamped_x, self.t.elementwise_function("sigmoid", self.t.scale(clamped_x)))
         if activation_name == "identity":
             return x
         if activation_name == "exp":
@@ -239,14 +239,15 @@ class BasicKernels(Lowering):
             return self.t.softmax(x)
         if activation_name not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus", "asinh"):
             raise self.unsupported(f"no kernels for '{activation_name}'")
-        return self.t.function("gelu" if activation_name == "gelu_tanh" else activation_name, x)
+        return self.t.elementwise_function("gelu" if activation_name == "gelu_tanh" else activation_name, x)
 
     def _gelu_by_steps(self, x: Tensor) -> Tensor:
         """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
         aten = self.t
         half_input = aten.scale(x)
         return aten.mul(
-            half_input, aten.add_number(aten.function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x))))))
+            half_input,
+            aten.add_number(aten.elementwise_function("tanh", aten.scale(aten.add(x, aten.scale(self._cube(x)))))),
         )
 
     def _cube(self, x: Tensor) -> Tensor:
@@ -266,11 +267,13 @@ class BasicKernels(Lowering):
             axis_range = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
             axis = next(split_axes, -1)
-            pieces = self.t.split(x, [shape[axis] for shape in shapes], axis)
+            split_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
-            pieces = self.t.split(self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs])
-        for output, piece in zip(operation.outs, pieces, strict=True):
-            self.store_tensor(output, piece)
+            split_tensors = self.t.split(
+                self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs]
+            )
+        for output, split_tensor in zip(operation.outs, split_tensors, strict=True):
+            self.store_tensor(output, split_tensor)
 
     def do_cat(self, operation: Step) -> None:
         tensors = list(map(self.tensor_of, operation.ins))
@@ -331,7 +334,7 @@ class BasicKernels(Lowering):
         """Returns the logits for the loss, capped as c · tanh(x / c) if the output head has a cap."""
         if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
             return logits
-        return self.t.scale(self.t.function("tanh", self.t.scale(logits)))
+        return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(logits)))
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus the losses of multi-token prediction."""

@@ -71,7 +71,7 @@ class DecodeStepKernels(ScanKernels):
             time_step, b, c = (
                 self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (time_step, b, c), strict=True)
             )
-        time_step = aten.function(
+        time_step = aten.elementwise_function(
             "softplus", self._project_time_step(module_steps["dt_proj"], aten.flatten(time_step, 2), heads, has_heads)
         )
         shape = (heads, exact_div(op.inner, heads), op.state) if has_heads else (op.inner, op.state)
@@ -153,7 +153,9 @@ class DecodeStepKernels(ScanKernels):
     def _decode_chunked_scan(self, x: Tensor, time_step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs Mamba-2's scan with time step and skip connection for one token, as ChunkedScan.forward does."""
         aten, heads = self.t, x.shape[2:3]
-        time_step = aten.to(aten.function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32)
+        time_step = aten.to(
+            aten.elementwise_function("softplus", aten.add(time_step, self.weight("dt_bias", heads))), FLOAT32
+        )
         log_decay = aten.mul(time_step, self.state_decay(heads))
         scaled_input = aten.mul(aten.to(x, FLOAT32), aten.unsqueeze(time_step, -1))
         y, last_state = self._chunked_scan_step(scaled_input, log_decay, aten.to(b, FLOAT32), aten.to(c, FLOAT32))
@@ -209,14 +211,16 @@ class DecodeStepKernels(ScanKernels):
         decay_rate = aten.scale(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
         raw_decay = aten.to(self.project(module_steps["a_proj"], x), FLOAT32)
         raw_decay = aten.add(raw_decay, aten.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
-        raw_decay = aten.function("softplus", raw_decay)
+        raw_decay = aten.elementwise_function("softplus", raw_decay)
         decay = aten.mul(decay_rate, raw_decay)
         del decay_rate, raw_decay
-        beta = aten.scale(aten.function("sigmoid", self.project(module_steps["b_proj"], x)))
+        beta = aten.scale(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         decay, beta = aten.unsqueeze(aten.transpose(decay, 1, 2), -1), aten.transpose(beta, 1, 2)
         output = self._delta_rule(q, k, v, decay, beta)
-        gate = aten.function("silu", self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim))
+        gate = aten.elementwise_function(
+            "silu", self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
+        )
         normed_output = aten.mul(
             self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype)), gate
         )
@@ -228,7 +232,7 @@ class DecodeStepKernels(ScanKernels):
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
         q, k, v = aten.split(convolved_qkv, [module_steps[operation_name].outs[0].width for operation_name in QKV])
-        beta = aten.transpose(aten.function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
+        beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.all) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
@@ -236,13 +240,15 @@ class DecodeStepKernels(ScanKernels):
         normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed = aten.flatten(normed, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.function("silu", self.project(module_steps["g_proj"], x)))
+            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
         return self.project(module_steps["o_proj"], normed)
 
     def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
         qkv = self.t.transpose(self.t.cat([self.project(module_steps[proj_name], x) for proj_name in QKV]), 1, 2)
-        return qkv, self.t.function("silu", self.convolve_after_state(module_steps["conv1d"], qkv, "conv_state"))
+        return qkv, self.t.elementwise_function(
+            "silu", self.convolve_after_state(module_steps["conv1d"], qkv, "conv_state")
+        )
 
     def _split_and_repeat_heads(self, x: Tensor, head_size: Any, heads_per_group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.split_heads(x, head_size), 1, 2), heads_per_group, 1)
@@ -254,12 +260,13 @@ class DecodeStepKernels(ScanKernels):
         channel_count = op.heads * op.key_dim
         q, k, v = aten.split(aten.transpose(convolved_qkv, 1, 2), [channel_count, channel_count, channel_count])
         del convolved_qkv
-        beta = aten.transpose(aten.function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
+        beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, v))
         output = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(module_steps, x), beta)
         normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed_output = aten.mul(
-            aten.flatten(normed_output, 2), aten.function("sigmoid", self._gate_projection("g", module_steps, x))
+            aten.flatten(normed_output, 2),
+            aten.elementwise_function("sigmoid", self._gate_projection("g", module_steps, x)),
         )
         return self.project(module_steps["o_proj"], normed_output)
 
@@ -274,8 +281,8 @@ class DecodeStepKernels(ScanKernels):
         negative_a = aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32))
         negative_a = aten.unsqueeze(aten.unsqueeze(negative_a, -1), -1)
         if "softplus" in module_steps.acts:
-            return aten.mul(aten.scale(negative_a, "neg"), aten.function("softplus", gate_logits))
-        return aten.scale(aten.function("sigmoid", aten.mul(negative_a, gate_logits)))
+            return aten.mul(aten.scale(negative_a, "neg"), aten.elementwise_function("softplus", gate_logits))
+        return aten.scale(aten.elementwise_function("sigmoid", aten.mul(negative_a, gate_logits)))
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor) -> Tensor:
         """Runs the delta rule for one token, as DeltaRule.forward does."""
@@ -329,16 +336,16 @@ class DecodeStepKernels(ScanKernels):
         normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
         normed = aten.flatten(normed, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.function("silu", self.project(module_steps["g_proj"], x)))
+            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
         return self.project(module_steps["o_proj"], normed)
 
     def _decode_hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
         aten, op = self.t, module_steps.op("core", LinearAttentionCore)
-        q = aten.function("silu", self.project(module_steps["q_proj"], x))
+        q = aten.elementwise_function("silu", self.project(module_steps["q_proj"], x))
         retained = self._retained(module_steps, self.project(module_steps["f_proj"], x))
         v = self.project(module_steps["i_proj"], x)
-        k, log_decay = aten.scale(retained, "rsub"), aten.function("log", retained)
+        k, log_decay = aten.scale(retained, "rsub"), aten.elementwise_function("log", retained)
         q_heads, k_heads, decay_heads = (
             aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
         )
@@ -353,7 +360,7 @@ class DecodeStepKernels(ScanKernels):
     def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
         aten = self.t
-        gate = aten.function("sigmoid", aten.to(forget_logits, FLOAT32))
+        gate = aten.elementwise_function("sigmoid", aten.to(forget_logits, FLOAT32))
         if "lower_bound" not in module_steps:
             return gate
         bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
@@ -417,7 +424,7 @@ class DecodeStepKernels(ScanKernels):
         flat_output = aten.to(aten.flatten(aten.transpose(h, 1, 2), 2), x.dtype)
         normed_output = self.normalize_output(module_steps, flat_output, op.heads * op.value_dim)
         del flat_output
-        output = aten.mul(aten.function("sigmoid", self.project(module_steps["ogate"], x)), normed_output)
+        output = aten.mul(aten.elementwise_function("sigmoid", self.project(module_steps["ogate"], x)), normed_output)
         return self.project(module_steps["out_proj"], output)
 
     def _split_float32_heads(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
@@ -429,7 +436,7 @@ class DecodeStepKernels(ScanKernels):
     def _float_gate(self, operation: Step, x: Tensor, heads: Any) -> Tensor:
         """Computes a gate in float32, as MLSTMReference._gate does."""
         scaled_gate = self.t.scale(self.t.select(self._split_float32_heads(operation, x, heads), -1), "div")
-        scaled_gate = self.t.function("tanh", scaled_gate)
+        scaled_gate = self.t.elementwise_function("tanh", scaled_gate)
         return self.t.scale(scaled_gate)
 
     def _decode_memory_token(
@@ -465,7 +472,9 @@ class DecodeStepKernels(ScanKernels):
         del decayed_memory
         denominator = aten.select(aten.matmul(q, aten.unsqueeze(norm, -1)), -1)
         numerator = aten.matmul(q, matrix_memory)
-        denominator_bound = aten.like(aten.function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg")))
+        denominator_bound = aten.like(
+            aten.elementwise_function("abs", denominator), aten.exp(aten.scale(next_exponent, "neg"))
+        )
         denominator_bound = aten.add_number(denominator_bound)
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
@@ -527,11 +536,11 @@ class DecodeStepKernels(ScanKernels):
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(
-            aten.function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
+            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
         )
         recurrent_gate = aten.scale(recurrent_gate)
         recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
-        log_a = aten.mul(recurrent_gate, aten.function("softplus", aten.to(recurrent_param, FLOAT32)))
+        log_a = aten.mul(recurrent_gate, aten.elementwise_function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
         decay = aten.like(log_a)
@@ -548,7 +557,7 @@ class DecodeStepKernels(ScanKernels):
         return self.project(module_steps["linear_out"], aten.mul(aten.to(next_states, x.dtype), gate))
 
     def _sigmoid_gate(self, operation: Step, x: Tensor) -> Tensor:
-        return self.t.function("sigmoid", self._block_linear(operation, x))
+        return self.t.elementwise_function("sigmoid", self._block_linear(operation, x))
 
     def _block_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Applies a block-diagonal linear layer, as BlockDiagonalLinear.forward does."""

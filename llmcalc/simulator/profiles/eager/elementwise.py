@@ -93,7 +93,9 @@ class ElementwiseKernels(BasicKernels):
         exponents = aten.like(aten.new_tensor((half_width,), FLOAT32))
         angles = aten.mul(aten.to(aten.unsqueeze(positions, 1), FLOAT32), aten.like(aten.like(exponents)))
         del exponents
-        return aten.slice(aten.cat([aten.function("sin", angles), aten.function("cos", angles)]), vector_width)
+        return aten.slice(
+            aten.cat([aten.elementwise_function("sin", angles), aten.elementwise_function("cos", angles)]), vector_width
+        )
 
     # --- activations with parameters ----------------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class ElementwiseKernels(BasicKernels):
         """Computes the xIELU activation, as XIELU.forward does."""
         aten = self.t
         beta, eps = aten.unbind(constants)
-        positive_alpha, negative_alpha = aten.unbind(aten.function("softplus", alpha))
+        positive_alpha, negative_alpha = aten.unbind(aten.elementwise_function("softplus", alpha))
         is_positive = aten.compare(x)
         squared_term = aten.mul(aten.mul(positive_alpha, x), x)
         negative_part = aten.mul(aten.add(beta, negative_alpha), aten.sub(aten.expm1(aten.minimum(x, eps)), x))
@@ -125,7 +127,8 @@ class ElementwiseKernels(BasicKernels):
         """Multiplies x [batch, heads, tokens, size] by a scale that depends on the position (PositionScale.forward)."""
         aten = self.t
         log_positions = aten.to(
-            aten.function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)), x.dtype
+            aten.elementwise_function("log", aten.to(aten.add_number(self.token_positions(x.shape[-2])), FLOAT32)),
+            x.dtype,
         )
         position_scale = aten.add(aten.mul(aten.unsqueeze(scale, 1), log_positions), aten.unsqueeze(bias, 1))
         return aten.mul(x, aten.unsqueeze(position_scale, -1))

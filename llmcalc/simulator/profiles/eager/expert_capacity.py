@@ -19,14 +19,18 @@ class ExpertCapacityKernels(ExpertKernels):
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value. Rows of experts keep the shape [experts, rows, width]."""
-        if self.choices.capacity is not None and isinstance(recorded_value.rows, RoutedRows) and len(tensor.shape) == 3:
+        if (
+            self.choices.expert_capacity is not None
+            and isinstance(recorded_value.rows, RoutedRows)
+            and len(tensor.shape) == 3
+        ):
             self.bind(recorded_value, tensor)
         else:
             super().store_tensor(recorded_value, tensor)
 
     def do_dispatch(self, operation: Step) -> None:
         """Selects for each expert the rows with the highest weights, up to its capacity."""
-        capacity_factor, x = self.choices.capacity, operation.ins[0]
+        capacity_factor, x = self.choices.expert_capacity, operation.ins[0]
         if capacity_factor is None:
             super().do_dispatch(operation)
             return
@@ -47,12 +51,12 @@ class ExpertCapacityKernels(ExpertKernels):
         self.bind(operation.outs[0], aten.unflatten(sent_rows, 0, local_tensors["weight"].shape))
 
     def do_to_tokens(self, operation: Step) -> None:
-        if self.choices.capacity is not None:
+        if self.choices.expert_capacity is not None:
             raise self.unsupported("experts inside attention have no capacity; expected --moe dropless")
         super().do_to_tokens(operation)
 
     def do_experts(self, operation: Step) -> None:
-        if self.choices.capacity is None:
+        if self.choices.expert_capacity is None:
             super().do_experts(operation)
             return
         if operation.options["identities"]:
@@ -73,7 +77,7 @@ class ExpertCapacityKernels(ExpertKernels):
         )
 
     def do_combine(self, operation: Step) -> None:
-        if self.choices.capacity is None:
+        if self.choices.expert_capacity is None:
             super().do_combine(operation)
             return
         aten, weights, sent_weights = self.t, self.tensor_of(operation.ins[1]), self.expert_row_index("weight")

@@ -72,9 +72,9 @@ class ExpertKernels(Lowering):
         if score_function == "softmax":
             return aten.softmax(logits)
         return (
-            aten.function("sigmoid", logits)
+            aten.elementwise_function("sigmoid", logits)
             if score_function == "sigmoid"
-            else aten.sqrt(aten.function("softplus", logits))
+            else aten.sqrt(aten.elementwise_function("softplus", logits))
         )
 
     def top_experts(self, scores: Tensor, top_k: int, score_correction: Value | None) -> Tensor:
@@ -130,7 +130,7 @@ class ExpertKernels(Lowering):
         local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.tensor_of(operation.ins[1])))
         local_tensors["token"] = self.t.like(local_tensors["order"])
         sent_rows = self.t.index_select(self.t.flatten(self.tensor_of(x), 0, -2), local_tensors["token"])
-        if self.choices.like_classes:
+        if self.choices.matches_transformers:
             local_tensors["rows"] = sent_rows
         self.store_tensor(output, sent_rows)
 
@@ -169,7 +169,7 @@ class ExpertKernels(Lowering):
                 1,
             ),
         )
-        if self.choices.like_classes:
+        if self.choices.matches_transformers:
             y = aten.index_select(y, aten.like(self.expert_row_index("order")))
             *token_shape, top_k = weights.shape
             tokens = token_shape[0] if len(token_shape) == 1 else token_shape[0] * token_shape[1]
@@ -200,7 +200,7 @@ class ExpertKernels(Lowering):
             return  # bound by the first of them
         group_ends = self.group_end_indices(experts, operation.options["identities"])
         if len(linear_steps) > 1:
-            if self.adapters is not None and self.adapters.experts:  # one adapter stands beside the fused weight
+            if self.adapters is not None and self.adapters.adapts_experts:  # one adapter stands beside the fused weight
                 weights = [
                     self.expert_weight(
                         operation, (experts, output_width * len(linear_steps), input_width), len(linear_steps)
@@ -242,7 +242,7 @@ class ExpertKernels(Lowering):
         Each slice has a gradient of that size, of zeros beside its expert. The first two are added to a third tensor,
         the others are added to the sum in its place (torch/csrc/autograd/input_buffer.cpp, `accumulate`).
         """
-        if not (operation.options["sliced"] and self.choices.like_classes):
+        if not (operation.options["sliced"] and self.choices.matches_transformers):
             return weight
 
         def backward(first_gradient: Tensor, *_: Any) -> tuple[Gradient]:
@@ -257,7 +257,7 @@ class ExpertKernels(Lowering):
 
         The classes of transformers have gate and up projections as one weight (`gate_up_proj`).
         """
-        fuses_gate_and_up = self.choices.like_classes if self.adapters is None else self.adapters.experts
+        fuses_gate_and_up = self.choices.matches_transformers if self.adapters is None else self.adapters.adapts_experts
         if not fuses_gate_and_up or operation.name not in GATE_AND_UP:
             return [operation]
         linear_steps = [

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ....flow.program import Step
 from ....ops import Linear
 from ...autograd import record
-from ...frame import Path
+from ...module_frame import Path
 from ...strides import Shape
 from ...tensor import FLOAT32, UINT8, Gradient, Needs, Tensor
 from .basic import BasicKernels

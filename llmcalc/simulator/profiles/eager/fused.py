@@ -52,7 +52,7 @@ LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 """Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
 
 
-def _part_sizes(axis_size: int, part_size: int) -> list[int]:
+def _chunk_sizes(axis_size: int, part_size: int) -> list[int]:
     """Returns the sizes of the parts of an axis, of which the last may be smaller."""
     return [min(part_size, axis_size - part_start) for part_start in range(0, axis_size, part_size)]
 
@@ -71,7 +71,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         is_fused = self.choices.norm == "fused" or self.choices.compiled
         return (
             is_fused
-            and not self.choices.like_classes
+            and not self.choices.matches_transformers
             and len(recorded_value.axes) == 2
             and len(normed_shape) == 1
             and recorded_value.axes[0].name in HEADS
@@ -482,12 +482,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """Computes the labels' log-probabilities and the logits' logsumexp by vocabulary parts. x: [tokens, hidden]."""
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
-        for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
+        for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
             sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
             row_indices = aten.new_tensor(row_shape, INT64)
             logits = exponentials = max_logits = rescale_factor = is_label = label_indices = None
-            for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
+            for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
                 logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
                 max_logits = aten.new_tensor(row_shape, FLOAT32)
                 new_maxima = aten.new_tensor(row_shape, FLOAT32)
@@ -524,11 +524,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         input_gradient = aten.new_tensor(x.shape, FLOAT32)
         weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
         bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None
-        for row_count in _part_sizes(x.shape[0], LIGER_ROWS):
+        for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
             sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_indices = aten.new_tensor(row_shape, INT64)
             logits = probabilities = gradient = is_label = label_indices = None
-            for part_size in _part_sizes(weight.shape[0], LIGER_VOCABULARY):
+            for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
                 logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
                 row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
                 probabilities = aten.scale(aten.sub(logits, row_log_sums), "exp")

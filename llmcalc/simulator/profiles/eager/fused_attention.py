@@ -68,7 +68,7 @@ class FusedAttention(AttentionKernels):
                 operation.name,
             )
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
-        if self.choices.like_classes and operation.options["copies_heads"]:
+        if self.choices.matches_transformers and operation.options["copies_heads"]:
             q, k, v = (self.t.contiguous(x) for x in (q, k, v))
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         if self.choices.attention == "sdpa":
@@ -90,14 +90,15 @@ class FusedAttention(AttentionKernels):
             )
         attention_output = self.t.transpose(attention_output, 1, 2)
         self.store_tensor(
-            operation.outs[0], self.t.contiguous(attention_output) if self.choices.like_classes else attention_output
+            operation.outs[0],
+            self.t.contiguous(attention_output) if self.choices.matches_transformers else attention_output,
         )
 
     def _attention_operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Casts queries, keys and values to the autocast format (aten/src/ATen/autocast_mode.h)."""
-        v = self.t.operand(v)
-        k = self.t.operand(k)
-        return self.t.operand(q), k, v
+        v = self.t.autocast_operand(v)
+        k = self.t.autocast_operand(k)
+        return self.t.autocast_operand(q), k, v
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -175,11 +176,11 @@ class FusedAttention(AttentionKernels):
         is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
         sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
-        backend = sdpa_backend(kernel_choices.capability, sdpa_call)
+        backend = sdpa_backend(kernel_choices.compute_capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
             backend = "math"  # transformers asks for groups, which the efficient kernel does not have
-        broadcasts_kv_heads = kernel_choices.like_classes and not operation.options["repeat_kv"]
+        broadcasts_kv_heads = kernel_choices.matches_transformers and not operation.options["repeat_kv"]
         if broadcasts_kv_heads:
             backend = "math"  # all others ask for equal numbers of heads (`check_batch_size_and_num_heads_dense`)
         elif k.shape[1] != heads and not (is_grouped_query and backend in ("cudnn", "flash", "cpu")):

@@ -53,7 +53,7 @@ class LoraKernels(FakeQuantizationKernels):
     def _is_quantised(self, operation: Step) -> bool:
         """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's."""
         adapters = self.adapters
-        if adapters is None or adapters.base == "none" or operation.about.get("kind") == "router":
+        if adapters is None or adapters.base_storage == "none" or operation.about.get("kind") == "router":
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):
             return True
@@ -67,17 +67,17 @@ class LoraKernels(FakeQuantizationKernels):
         peft/tuners/lora/layer.py, `_LoraFactorsProxy`.
         """
         adapters, aten = self.adapters, self.t
-        if adapters is not None and adapters.experts:
+        if adapters is not None and adapters.adapts_experts:
             weight, (experts, row_count, column_count) = super().expert_weight(operation, shape), shape
             rank = adapters.rank * matrix_count
-            lora_a = self.adapter(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
-            lora_b = self.adapter(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
+            lora_a = self.adapter_matrix(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
+            lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
             low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
             low_rank_columns = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
             return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (low_rank_columns, low_rank_rows)))
-        if adapters is None or not adapters.quantized_experts or adapters.base == "none":
+        if adapters is None or not adapters.quantized_experts or adapters.base_storage == "none":
             return super().expert_weight(operation, shape)
-        if adapters.base == "int8":
+        if adapters.base_storage == "int8":
             raise self.unsupported("experts in 8 bits are not modelled; expected --base nf4", operation.name)
         experts, row_count, column_count = shape
         self._new_quantised_weight(operation.name, experts * row_count, column_count)
@@ -87,14 +87,16 @@ class LoraKernels(FakeQuantizationKernels):
         assert self.adapters is not None
         weight_path = self.module_path()
         codes, *_ = [
-            self.parameter((*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (elements,), dtype, trained=False)
-            for tensor_suffix, (elements, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
+            self.parameter(
+                (*weight_path, f"{parameter_name}.weight{tensor_suffix}"), (element_count,), dtype, trained=False
+            )
+            for tensor_suffix, (element_count, dtype) in self.adapters.stored_tensors(row_count, column_count).items()
         ]
         return codes
 
     def _trained_copy(self, operation: Step, weight: Tensor) -> Tensor:
         """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
-        if self.adapters is None or self.layer_name(operation) not in self.adapters.copies:
+        if self.adapters is None or self.layer_name(operation) not in self.adapters.copied_modules:
             return weight
         parameter_key = (*self.module_path(), f"{operation.name}.modules_to_save.weight")
         return self.parameter(parameter_key, weight.shape, weight.dtype, trained=True)
@@ -121,7 +123,7 @@ class LoraKernels(FakeQuantizationKernels):
         shapes += [(parameter_use.op.n_out,)] if adapters.has_magnitudes else []
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.trained) for shape in shapes)]
 
-    def adapter(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
+    def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
         """Returns a module's trained adapter matrix. Default: the current module."""
         assert self.adapters is not None
         parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
@@ -146,7 +148,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     def _is_fused_by_its_class(self, operation: Step) -> bool:
         """Whether a transformers class fuses a projection with others into one product, without adapters."""
-        return self.choices.like_classes and self.adapters is None and bool(operation.options.get("fused"))
+        return self.choices.matches_transformers and self.adapters is None and bool(operation.options.get("fused"))
 
     def _joined_layer_name(self, operation: Step) -> str:
         """Returns the class's layer that computes a projection with others; empty if adapters treat it separately."""
@@ -199,9 +201,9 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._keep_gate_alive(operations)
+        self._keep_gate_in_frame(operations)
 
-    def _keep_gate_alive(self, operations: list[Step]) -> None:
+    def _keep_gate_in_frame(self, operations: list[Step]) -> None:
         """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
             self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
@@ -214,10 +216,10 @@ class LoraKernels(FakeQuantizationKernels):
         autograd_graph = self.graph
         x = self.flat_tensor(operations[0].ins[0])
         output_widths = [operation.outs[0].width for operation in operations]
-        x = self.t.operand(x)
-        weights = [self.t.operand(self.linear_weight(operation)) for operation in operations]
+        x = self.t.autocast_operand(x)
+        weights = [self.t.autocast_operand(self.linear_weight(operation)) for operation in operations]
         bias_tensors = [
-            self.t.operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            self.t.autocast_operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
             for operation in operations
             if operation.options["bias"]
         ]
@@ -248,7 +250,7 @@ class LoraKernels(FakeQuantizationKernels):
         for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
-        self._keep_gate_alive(operations)
+        self._keep_gate_in_frame(operations)
 
     def _with_adapters(
         self, operations: list[Step], x: Tensor, joint_product: Tensor, weight: Tensor, bias: Tensor | None
@@ -273,8 +275,8 @@ class LoraKernels(FakeQuantizationKernels):
         aten, adapters = self.t, self.adapters
         assert adapters is not None
         total_width = sum(output_widths)
-        lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
-        lora_b = self.adapter(f"{TOGETHER}.lora_B", (total_width, adapters.rank))
+        lora_a = self.adapter_matrix(f"{TOGETHER}.lora_A", (adapters.rank * len(output_widths), x.shape[-1]))
+        lora_b = self.adapter_matrix(f"{TOGETHER}.lora_B", (total_width, adapters.rank))
         low_rank_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
         adapter_output = aten.convolution(
             aten.transpose(low_rank_output, -1, -2), aten.unsqueeze(lora_b, -1), None, x.shape[1]
@@ -344,10 +346,12 @@ class LoraKernels(FakeQuantizationKernels):
         """Adds the adapter's output to a linear layer's output. module_path: default the current module."""
         aten, adapters = self.t, self.adapters
         assert adapters is not None
-        lora_a = self.adapter(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
-        lora_b = self.adapter(f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path)
+        lora_a = self.adapter_matrix(f"{parameter_name}.lora_A.weight", (adapters.rank, x.shape[-1]), module_path)
+        lora_b = self.adapter_matrix(
+            f"{parameter_name}.lora_B.weight", (base_output.shape[-1], adapters.rank), module_path
+        )
         if adapters.has_magnitudes:
-            magnitude = self.adapter(f"{parameter_name}.magnitude", (base_output.shape[-1],), module_path)
+            magnitude = self.adapter_matrix(f"{parameter_name}.magnitude", (base_output.shape[-1],), module_path)
             return self._add_decomposed_adapter(x, base_output, weight, bias, lora_a, lora_b, magnitude)
         if adapters.library != "peft":  # torchtune/modules/peft/lora.py and lit_gpt/lora.py, `LoRALinear`
             lora_a_output = aten.linear(aten.dropout(x) if adapters.dropout else x, lora_a)
@@ -355,7 +359,7 @@ class LoraKernels(FakeQuantizationKernels):
             return aten.add(base_output, lora_a_output)
         dtype = base_output.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
-            if adapters.base != "int8":
+            if adapters.base_storage != "int8":
                 base_output = aten.copy(base_output)
             adapter_input = x if self.graph.autocast is not None else aten.to(x, adapters.dtype)
             summed_output = self._scaled_adapter(adapter_input, lora_a, lora_b)
@@ -432,7 +436,7 @@ class LoraKernels(FakeQuantizationKernels):
         if weight.dtype is not UINT8:
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
-        if self.adapters.base == "int8":
+        if self.adapters.base_storage == "int8":
             return self._product_in_8_bits(x, weight, width)
         autograd_graph, shape = self.graph, (width, x.shape[-1])
         input_shape, dtype, module_dtype = x.shape, self.adapters.computing_format(x.dtype), x.dtype
@@ -508,5 +512,5 @@ class LoraKernels(FakeQuantizationKernels):
         Source: bitsandbytes/backends/cuda/ops.py, `_dequant_linear_fallback`.
         """
         assert self.adapters is not None
-        has_quantized_scales = self.adapters.base == "nf4-dq"
+        has_quantized_scales = self.adapters.base_storage == "nf4-dq"
         return self.graph.new_tensor((ceil_div(count(shape), BLOCK),), FLOAT32) if has_quantized_scales else None

@@ -38,13 +38,15 @@ class ResidualStreamKernels(Lowering):
 
     def core_Product(self, operation: Step) -> None:
         """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
-        aten, (left, right) = self.t, map(self.tensor_of, operation.ins)
-        if len(right.shape) == 1:
-            self.store_tensor(operation.outs[0], aten.select(aten.linear(left, aten.unsqueeze(right, 0)), 3))
-        elif len(right.shape) == 2:
-            self.store_tensor(operation.outs[0], aten.transpose(aten.linear(left, right), -1, -2))
+        aten, (left_operand, right_operand) = self.t, map(self.tensor_of, operation.ins)
+        if len(right_operand.shape) == 1:
+            self.store_tensor(
+                operation.outs[0], aten.select(aten.linear(left_operand, aten.unsqueeze(right_operand, 0)), 3)
+            )
+        elif len(right_operand.shape) == 2:
+            self.store_tensor(operation.outs[0], aten.transpose(aten.linear(left_operand, right_operand), -1, -2))
         else:
-            self.store_tensor(operation.outs[0], aten.matmul(left, right))
+            self.store_tensor(operation.outs[0], aten.matmul(left_operand, right_operand))
 
     def core_ResidualStreamMix(self, operation: Step) -> None:
         matrix, x = map(self.tensor_of, operation.ins)

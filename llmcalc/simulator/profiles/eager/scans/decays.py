@@ -32,7 +32,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             _state = aten.matmul(aten.transpose(aten.like(k), -1, -2), v)
             del _state
         normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
-        gate = aten.function("sigmoid", self.project(module_steps["g_proj"], x))
+        gate = aten.elementwise_function("sigmoid", self.project(module_steps["g_proj"], x))
         return self.project(module_steps["o_proj"], aten.mul(gate, normed_output))
 
     def _lightning_heads(self, module_steps: ModuleSteps, x: Tensor, head_dim: Any) -> list[Tensor]:
@@ -60,7 +60,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         output, next_state = self._decode_from_state(q, k, v)
         self.store_in_cache("recurrent_state", next_state)
         normed_output = self._normalize_with(module_steps["norm"], aten.flatten(aten.transpose(output, 1, 2), 2))
-        gate = aten.function("sigmoid", self.project(module_steps["g_proj"], x))
+        gate = aten.elementwise_function("sigmoid", self.project(module_steps["g_proj"], x))
         gate = aten.mul(gate, normed_output)
         return self.project(module_steps["o_proj"], gate)
 
@@ -102,7 +102,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             q, k = self._retention_heads(module_steps, self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim))
         v = self._repeat_heads(self.split_heads(v, op.value_dim), op.heads)
         if gk is not None:
-            gk = aten.scale(aten.function("logsigmoid", gk), "div")
+            gk = aten.scale(aten.elementwise_function("logsigmoid", gk), "div")
             q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if x.shape[1] <= fla.FEW:
@@ -122,7 +122,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
         aten, op = self.t, module_steps.op("core", LinearAttentionCore)
         q, f, i = (self.project(module_steps[f"{projection_letter}_proj"], x) for projection_letter in "qfi")
-        q = aten.function("silu", q)
+        q = aten.elementwise_function("silu", q)
         g = self._log_forget_gate(module_steps, f)
         k = aten.scale(aten.exp(g), "rsub")
         q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
@@ -137,18 +137,20 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         """Computes the log of what each channel retains. A lower bound, which is in float32, makes it float32."""
         aten = self.t
         if "lower_bound" not in module_steps:
-            return aten.function("logsigmoid", logits)
+            return aten.elementwise_function("logsigmoid", logits)
         bound = self.weight("lower_bound", logits.shape[-1:])
         if any(operation.verb == "sub" for operation in module_steps.all):  # the first layer's bound is 0
-            return aten.function("logsigmoid", aten.add(logits, aten.sub(bound, bound)))
-        g, bound = aten.function("logsigmoid", logits), aten.to(bound, FLOAT32)
-        unbounded = aten.add(aten.function("log1p", aten.scale(bound, "neg")), g)
-        return aten.logaddexp(aten.function("log", bound), unbounded)
+            return aten.elementwise_function("logsigmoid", aten.add(logits, aten.sub(bound, bound)))
+        g, bound = aten.elementwise_function("logsigmoid", logits), aten.to(bound, FLOAT32)
+        unbounded = aten.add(aten.elementwise_function("log1p", aten.scale(bound, "neg")), g)
+        return aten.logaddexp(aten.elementwise_function("log", bound), unbounded)
 
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""
-        maps = [kind for kind in module_steps.acts if kind != "logsigmoid"][: -1 if "g_proj" in module_steps else None]
-        return self.apply_activation(x, maps[0]) if maps else x
+        feature_map_names = [
+            activation_name for activation_name in module_steps.acts if activation_name != "logsigmoid"
+        ][: -1 if "g_proj" in module_steps else None]
+        return self.apply_activation(x, feature_map_names[0]) if feature_map_names else x
 
     def _retention_heads(self, module_steps: ModuleSteps, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Returns rotated queries and keys. In training each module computes the tables once, and keeps them."""
@@ -200,7 +202,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         normed_output = self.norm(
             aten.flatten(h, 2), norm_step.options["spec"], norm_step.name, (op.heads * op.value_dim,), op.heads
         )
-        output = aten.mul(aten.function("sigmoid", output_gate), normed_output)
+        output = aten.mul(aten.elementwise_function("sigmoid", output_gate), normed_output)
         return self.project(module_steps["out_proj"], output)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
@@ -214,7 +216,7 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
 
     def _soft_cap_scores(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""
-        return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
+        return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(x, "div")))
 
     def scan_wkv(self, operation: Step) -> None:
         key, value, time_first, decay = map(self.tensor_of, operation.ins)

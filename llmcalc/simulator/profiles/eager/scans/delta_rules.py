@@ -25,11 +25,11 @@ class DeltaRuleKernels(ScanModuleKernels):
         """
         core = module_steps["core"].op if "core" in module_steps else None
         is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in module_steps
-        return is_gated_delta and "conv1d" in module_steps and self._is_like_class(module_steps)
+        return is_gated_delta and "conv1d" in module_steps and self._runs_like_transformers(module_steps)
 
-    def _is_like_class(self, module_steps: ModuleSteps) -> bool:
-        """Whether a layer runs as the class of transformers does, with a norm of torch."""
-        return self.choices.like_classes and module_steps["norm"].options["spec"].type == "rmsnorm"
+    def _runs_like_transformers(self, module_steps: ModuleSteps) -> bool:
+        """Whether a layer runs with the operations of its transformers class, including torch's norm."""
+        return self.choices.matches_transformers and module_steps["norm"].options["spec"].type == "rmsnorm"
 
     @compared(PUBLISHED)
     def module_DeltaRule(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -38,10 +38,10 @@ class DeltaRuleKernels(ScanModuleKernels):
             return self.jet_block(module_steps, x)
         if "A_log" not in module_steps:
             return self.delta_net(module_steps, x)
-        is_class = self._is_like_class(module_steps)
+        is_class = self._runs_like_transformers(module_steps)
         if module_steps["core"].op.by_channel:
-            return (self.kimi_delta_like_class if is_class else self.kimi_delta)(module_steps, x)
-        return (self.gated_delta_like_class if is_class else self.gated_delta)(module_steps, x)
+            return (self.kimi_delta_of_transformers if is_class else self.kimi_delta)(module_steps, x)
+        return (self.gated_delta_of_transformers if is_class else self.gated_delta)(module_steps, x)
 
     def gated_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as fla does (fla/layers/gated_deltanet.py:190, `GatedDeltaNet.forward`)."""
@@ -89,7 +89,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         self._cache_convolution_inputs(module_steps)
         q, k, v = (self._convolve_by_name(operation_name, module_steps, x) for operation_name in "qkv")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        beta = aten.function("sigmoid", self.project(module_steps["b_proj"], x))
+        beta = aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x))
         if any(operation.verb == "scale" for operation in module_steps.all):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
@@ -113,7 +113,7 @@ class DeltaRuleKernels(ScanModuleKernels):
                 "convolution",
             )
 
-    def gated_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+    def gated_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a gated DeltaNet layer as transformers does (modeling_olmo_hybrid.py, `OlmoHybridGatedDeltaNet`).
 
         The classes of Qwen3-Next and Qwen3.5 differ in which projections are one product. Convolution and delta rule
@@ -125,7 +125,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         return self.project(module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], o, gate), 2))
 
-    def kimi_delta_like_class(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
+    def kimi_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
         aten, op = self.t, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
@@ -144,12 +144,12 @@ class DeltaRuleKernels(ScanModuleKernels):
         g = self.split_heads(aten.add(g, self.weight("dt_bias", (op.heads * op.key_dim,))), op.key_dim)
         decay_rate = aten.unsqueeze(aten.exp(aten.to(self.weight("A_log", (op.heads,)), FLOAT32)), -1)
         if "softplus" not in module_steps.acts:
-            g = aten.scale(aten.function("sigmoid", aten.mul(decay_rate, g)))
+            g = aten.scale(aten.elementwise_function("sigmoid", aten.mul(decay_rate, g)))
         elif "f_proj" in module_steps:
-            g = aten.mul(aten.scale(decay_rate, "neg"), aten.function("softplus", g))
+            g = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", g))
         else:
             is_large = aten.compare(g)
-            g = aten.where(is_large, g, aten.function("log", aten.add_number(aten.exp(g))))
+            g = aten.where(is_large, g, aten.elementwise_function("log", aten.add_number(aten.exp(g))))
             g = aten.mul(aten.scale(decay_rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in module_steps else g
 
@@ -159,7 +159,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         y = self._normalize(x, spec, 1)
         _variance = aten.new_tensor((*x.shape[:-1], 1), FLOAT32)
         y = aten.mul(aten.to(self.weight(f"{norm_step.name}.weight", x.shape[-1:]), FLOAT32), y)
-        y = aten.mul(y, aten.function("sigmoid", aten.to(gate, FLOAT32)))
+        y = aten.mul(y, aten.elementwise_function("sigmoid", aten.to(gate, FLOAT32)))
         return aten.to(y, x.dtype)
 
     def _convolved_heads(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,7 +208,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _delta_rule_behind_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Runs the delta rule with β and log decay from torch module_steps. Returns the output and the log decay."""
+        """Computes β and log decay with torch's operations, and runs the delta rule. Returns output and log decay."""
         aten, op = self.t, module_steps.op("core", DeltaRule)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         decay = self.state_decay((op.heads,))

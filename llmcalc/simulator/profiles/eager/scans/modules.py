@@ -12,7 +12,7 @@ from .....flow.program import ModuleScope, Step, all_steps
 from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
-from ....published.function import H100, Accelerator, Optional
+from ....published.autograd_function import H100, Accelerator, Optional
 from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
@@ -91,7 +91,9 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def unadapted_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
-        if self.adapters is not None and (self.adapters.base != "none" or operation.name in self.adapters.targets):
+        if self.adapters is not None and (
+            self.adapters.base_storage != "none" or operation.name in self.adapters.targets
+        ):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
                 operation.name,

@@ -53,14 +53,14 @@ class RGLRUKernels(ScanModuleKernels):
             gate_logits = aten.baddbmm(
                 bias, input_blocks, self.weight(f"{gate_name}.weight", (block_count, block_width, block_width))
             )
-            return gate_logits, aten.function(
+            return gate_logits, aten.elementwise_function(
                 "sigmoid", aten.reshape(aten.transpose(gate_logits, 0, 1), (batch, tokens, width))
             )
 
         _res, input_gate = sigmoid_gate("input_gate")
         _res, recurrent_gate = sigmoid_gate("recurrent_gate")
         recurrent_param = self.weight("recurrent_param", (width,))
-        log_gate = aten.mul(aten.scale(recurrent_gate), aten.function("softplus", recurrent_param))
+        log_gate = aten.mul(aten.scale(recurrent_gate), aten.elementwise_function("softplus", recurrent_param))
         recurrent_gate = aten.exp(log_gate)
         squared_gate = aten.exp(aten.scale(log_gate))
         gated_inputs = aten.mul(u, input_gate)

@@ -38,17 +38,17 @@ class ModuleFrame:
 
     scope: the module.
     local_tensors: the variables of its forward pass, which keep their tensors until it returns.
-    callers: the variables of outer functions while an inner function of the module runs.
+    caller_variables: the variables of outer functions while an inner function of the module runs.
     layer_index: index of the layer; None for other modules.
-    owner: index of the layer that owns the parameters; None for other modules.
+    owner_layer_index: index of the layer that owns the parameters; None for other modules.
     path: path of the module, once it has been asked for; None before.
     """
 
     scope: ModuleScope
     local_tensors: dict[str, Any] = field(default_factory=dict)
-    callers: list[dict[str, Any]] = field(default_factory=list)
+    caller_variables: list[dict[str, Any]] = field(default_factory=list)
     layer_index: int | None = None
-    owner: int | None = None
+    owner_layer_index: int | None = None
     path: tuple[Any, ...] | None = None
 
 
@@ -56,11 +56,11 @@ class ModuleFrame:
 class RecomputedModule:
     """A module inside a layer that is recomputed in the backward pass.
 
-    reads: the values that its steps read from outside, except its argument.
+    values_read: the values that its steps read from outside, except its argument.
     values_read_outside: ids of the values that it computes for steps outside of it, except its result.
-    last_read_here: the values that no later step reads.
+    values_to_free: the values that no later step reads.
     """
 
-    reads: tuple[Value, ...]
+    values_read: tuple[Value, ...]
     values_read_outside: frozenset[int]
-    last_read_here: tuple[Value, ...]
+    values_to_free: tuple[Value, ...]

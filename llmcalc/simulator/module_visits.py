@@ -1,4 +1,4 @@
-"""Lists the peaks of a pass in the order of its modules, and has those of a pass with one repeat of layers less.
+"""Records the peaks of a pass module by module, and derives the peaks of a pass with one layer repeat less.
 
 A repeat between the first and the last adds the bytes that it saves to what comes after it in the forward pass and
 before it in the backward pass, and changes nothing else. So a run of four repeats also has the peaks of three, if two
@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .effort import EFFORT
 from .layer_loops import LayerStack
 from .meter import AllocationPlace, MemoryPeak, Meter
+from .simulated_work import EFFORT
 
 
 class ModuleVisit(NamedTuple):
-    """A stay in a place, until the next place.
+    """One visit to a module in a phase, which ends when another module or phase begins.
 
     place: the module and phase.
-    bytes: the peak bytes of the stay.
-    work: units of `SimulatedWork` in the pass before the stay.
+    peak_bytes: the peak bytes of the stay.
+    work_before: units of `SimulatedWork` in the pass before the stay.
     """
 
     place: AllocationPlace
-    bytes: int
-    work: int
+    peak_bytes: int
+    work_before: int
 
 
 class VisitMeter(Meter):
-    """A meter that counts the peak of every visit of a place, and no bytes by kind at peaks."""
+    """A meter that records the peak of every visit to a module and phase, without bytes by kind."""
 
     def __init__(self) -> None:
         self._visits: list[tuple[AllocationPlace, MemoryPeak, int]] = []
@@ -62,16 +62,17 @@ class VisitMeter(Meter):
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
         work_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(place, peak.bytes - bytes_before, work - work_before) for place, peak, work in self._visits
+            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
+            for visit_place, peak, work in self._visits
         ]
         return PassVisits(module_visits, EFFORT.units - work_before)
 
 
 class PassVisits(NamedTuple):
-    """The visits of a pass in order. work: units of `SimulatedWork` of the pass."""
+    """The module visits of a pass in order. work_units: units of `SimulatedWork` of the pass."""
 
     visits: Sequence[ModuleVisit]
-    work: int
+    work_units: int
 
     def peak_by_path(self) -> dict[str, int]:
         """Returns the peak bytes of each module path; at least 0."""
@@ -86,7 +87,7 @@ class PassVisits(NamedTuple):
         None if a layer is visited before or after its turn.
         """
         repeat_of_visit = [
-            (module_visit.place.layer_index - layer_stack.before) // layer_stack.period
+            (module_visit.place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
             if module_visit.place.layer_index >= 0
             else None
             for module_visit in self.visits
@@ -94,7 +95,11 @@ class PassVisits(NamedTuple):
         repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
-        return [repeat_of_visit.index(repeat) for repeat in repeats] if {*repeats} <= {*repeat_of_visit} else None
+        return (
+            [repeat_of_visit.index(stack_repeat) for stack_repeat in repeats]
+            if {*repeats} <= {*repeat_of_visit}
+            else None
+        )
 
     def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
@@ -107,58 +112,62 @@ class PassVisits(NamedTuple):
             self.visits[start_index : start_index + visit_count],
             self.visits[next_start : next_start + visit_count],
         )
-        added_bytes = later_part[0].bytes - earlier_part[0].bytes
+        added_bytes = later_part[0].peak_bytes - earlier_part[0].peak_bytes
         expected_part = [
             (
-                place if place.layer_index < 0 else place._replace(layer_index=place.layer_index + added_layers),
+                visit_place
+                if visit_place.layer_index < 0
+                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for place, peak_bytes, _ in earlier_part
+            for visit_place, peak_bytes, _ in earlier_part
         ]
         return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""
-        removed_work = self.visits[end_index].work - self.visits[start_index].work
-        later_visits = [visit._replace(work=visit.work - removed_work) for visit in self.visits[end_index:]]
-        return PassVisits([*self.visits[:start_index], *later_visits], self.work - removed_work)
+        removed_work = self.visits[end_index].work_before - self.visits[start_index].work_before
+        later_visits = [
+            visit._replace(work_before=visit.work_before - removed_work) for visit in self.visits[end_index:]
+        ]
+        return PassVisits([*self.visits[:start_index], *later_visits], self.work_units - removed_work)
 
     def with_more_bytes(self, start_index: int, end_index: int, added_bytes: int) -> PassVisits:
         """Returns the pass with more bytes at the peaks of the visits from index `start_index` to index `end_index`."""
         module_visits = list(self.visits)
         module_visits[start_index:end_index] = [
-            visit._replace(bytes=visit.bytes + added_bytes) for visit in module_visits[start_index:end_index]
+            visit._replace(peak_bytes=visit.peak_bytes + added_bytes) for visit in module_visits[start_index:end_index]
         ]
-        return PassVisits(module_visits, self.work)
+        return PassVisits(module_visits, self.work_units)
 
 
 def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) -> tuple[PassVisits, int] | None:
-    """Returns a forward pass of three repeats, and the bytes that a repeat saves.
+    """Derives a forward pass of three layer repeats from one of four, and the bytes that a repeat saves.
 
     forward_pass: of four repeats. layer_stack: the stack of the repeats, whose layers are numbered as in the pass.
     None if the second, the third and the layers of the fourth repeat do not do the same.
     """
-    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.period
+    start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.layer_period
     if start_indices is None:
         return None
     second_start, third_start, fourth_start = start_indices
     visit_count = fourth_start - third_start
-    count_in_layers = max(
+    visits_in_layers = max(
         i for i in range(1, visit_count + 1) if forward_pass.visits[third_start + i - 1].place.layer_index >= 0
     )
     saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, layer_period)
     if third_start - second_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_start, fourth_start, count_in_layers, layer_period
+        third_start, fourth_start, visits_in_layers, layer_period
     ):
         return None
     if saved_bytes is None:
         return None
-    later_bytes = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
-    return later_bytes.without_visits(third_start, fourth_start), saved_bytes
+    lowered_pass = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
+    return lowered_pass.without_visits(third_start, fourth_start), saved_bytes
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
-    """Returns a backward pass of three repeats.
+    """Derives a backward pass of three layer repeats from a pass of four.
 
     backward_pass, layer_stack: as of `forward_without_repeat`. saved_bytes: the bytes that a repeat saves.
     None if the third and the second repeat do not do the same, or free other bytes.
@@ -170,7 +179,7 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     visit_count = first_start - second_start
     if (
         second_start - third_start != visit_count
-        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.period) != -saved_bytes
+        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.layer_period) != -saved_bytes
     ):
         return None
     return backward_pass.with_more_bytes(0, second_start, -saved_bytes).without_visits(second_start, first_start)
@@ -187,7 +196,7 @@ class ShorterPasses(NamedTuple):
 def passes_without_repeat(
     forward_pass: PassVisits, backward_pass: PassVisits, layer_stack: LayerStack
 ) -> ShorterPasses | None:
-    """Returns the passes of three repeats from those of four. None where they do not follow from them."""
+    """Derives the passes of three layer repeats from passes of four; None if the repeats differ."""
     shorter_forward = forward_without_repeat(forward_pass, layer_stack)
     if shorter_forward is None:
         return None

@@ -15,19 +15,19 @@ UNITS_PER_OPERATION = 50
 
 
 class CountedWork(NamedTuple):
-    """The work of a run apart from its search.
+    """The simulated work of one run, counted separately from the search that contains it.
 
-    units: the work without shared recordings.
+    unshared_units: the work without shared recordings.
     recordings: the shared recordings that it used, each with its key and its work.
     """
 
-    units: int
+    unshared_units: int
     recordings: tuple[tuple[int, int], ...] = ()
 
     @property
     def total(self) -> int:
-        """The work with the work of each recording, once."""
-        return self.units + sum(dict(self.recordings).values())
+        """The work of the run and of its recordings, each of which counts once."""
+        return self.unshared_units + sum(dict(self.recordings).values())
 
 
 class SimulatedWork:
@@ -45,8 +45,8 @@ class SimulatedWork:
         """Begins a search, in which each recording counts when it is first used."""
         self._counted_recordings.clear()
 
-    def take_back(self, units_before: int) -> int:
-        """Returns the work since the counter stood at `units_before`, and counts it no longer."""
+    def subtract_work_since(self, units_before: int) -> int:
+        """Returns the work done since `units_before`, and subtracts it from the counter."""
         work_units, self.units = self.units - units_before, units_before
         return work_units
 
@@ -59,8 +59,8 @@ class SimulatedWork:
             self.units += recording_units
 
     @contextmanager
-    def count_apart(self) -> Iterator[Callable[[], CountedWork]]:
-        """Counts the work of a block apart, to be added by `add`; that of a block that raises an error is added.
+    def count_separately(self) -> Iterator[Callable[[], CountedWork]]:
+        """Counts a block's work separately, to be added by `add`; work before an error is added at once.
 
         Yields a function that returns the work so far.
         """
@@ -77,11 +77,11 @@ class SimulatedWork:
             self.add(CountedWork(0, tuple(uses)))
             raise
         self._uses = None
-        self.take_back(units_before)
+        self.subtract_work_since(units_before)
 
     def add(self, work: CountedWork) -> None:
         """Adds work that was counted apart."""
-        self.units += work.units
+        self.units += work.unshared_units
         for recording_key, recording_units in work.recordings:
             self.use_recording(recording_key, recording_units)
 

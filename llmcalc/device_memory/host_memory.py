@@ -31,7 +31,7 @@ def host_terms(
     recompute_period: as in `device_memory`.
     """
     memory_terms: list[MemoryTerm] = []
-    if training_config.offload:
+    if training_config.offloads_activations:
         offloaded_size = offloaded_bytes(spec, training_config, recompute_period)
         source_file = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
         memory_terms.append(MemoryTerm("activations (pinned)", offloaded_size, "source", source_file))
@@ -47,7 +47,7 @@ PAGED_SOURCE = "bitsandbytes/functional.py, get_paged: managed memory, on the de
 
 def paged_bytes(memory_use: MemoryUse) -> int:
     """Returns the bytes of paged optimizer states."""
-    return 0 if memory_use.optimizer is None else int(memory_use.optimizer.paged)
+    return 0 if memory_use.optimizer is None else int(memory_use.optimizer.paged_bytes)
 
 
 def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemory:
@@ -67,7 +67,11 @@ def with_paged_states(device: DeviceMemory, memory_use: MemoryUse) -> DeviceMemo
 def offloaded_bytes(spec: ModelSpec, training_config: TrainingConfig, recompute_period: int) -> int:
     """Returns the pinned bytes of one micro-batch's offloaded activations, linear in the number of layers."""
     stacks = layer_stacks(spec, recompute_period)
-    short_run_repeats = {index: SHORT_RUN_REPEATS for index, stack in enumerate(stacks) if stack.is_extrapolated}
+    short_run_repeats = {
+        extrapolated_index: SHORT_RUN_REPEATS
+        for extrapolated_index, stack in enumerate(stacks)
+        if stack.is_extrapolated
+    }
     short_run_bytes = _offloaded_bytes_of_pass(spec, training_config, short_run_repeats)
     return short_run_bytes + sum(
         (stacks[stack_index].repeats - SHORT_RUN_REPEATS)
