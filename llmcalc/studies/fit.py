@@ -498,7 +498,7 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
     if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (is_llama_cpp or hardware.runs_fp8_weights):
         costly_changes.append({"kv_dtype": "q8_0" if is_llama_cpp else "fp8"})
     if run_settings.dtype is None:
-        if memory_use.quantized is None and memory_use.dtype == "float32":  # as engines load such weights
+        if memory_use.quantized_size is None and memory_use.dtype == "float32":  # as engines load such weights
             has_bfloat16 = not hardware.peak_flops or "bfloat16" in hardware.peak_flops
             costly_changes.insert(0, {"dtype": "bfloat16" if has_bfloat16 else "float16"})
         has_kernels_by_scheme = {

@@ -194,7 +194,7 @@ def serving_layouts(
             continue
         try:
             for rank in _end_ranks(layout):
-                inference_rank(model_memory, layout, rank, model_memory.runtime)
+                inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)
         except InputError as error:
             if uncounted_layouts is not None:
                 uncounted_layouts.append((layout, str(error)))
