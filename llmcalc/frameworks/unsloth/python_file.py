@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
-from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
+from ..launch.grpo import colocated_rollout, grpo_length
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
@@ -170,14 +171,15 @@ def _run_of_calls(
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
         run_settings |= _adapter_settings(reader, model, adapter_arguments)
-    if loss == "grpo" and config.get("max_prompt_length") is not None:
-        run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
+    if loss == "grpo":
+        if config.get("max_prompt_length") is not None:
+            run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
+        run_settings |= _log_probabilities(reader, config, run_settings)
     elif loss == "sft":
         run_settings |= fused_loss(reader)
-    elif loss != "grpo":
+    else:
         run_settings |= pair_settings(reader, loss, run_settings)
     reader.longest_samples = loss == "grpo" or not config.get("packing")
-    reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
@@ -235,6 +237,29 @@ def _batch_of_whole_groups(
         f"per_device_train_batch_size {settings['batch']}: Unsloth makes it num_generations, {group_size}"
     )
     return {"batch": group_size}
+
+
+def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of GRPO's log-probabilities: logits of the completions alone, chunk by chunk.
+
+    torch.compile saves a chunk's logits in the format of the output head. All sequences are one packed forward pass.
+    Sources: unsloth_zoo ce232d6c, rl_replacements.py, `grpo_accumulated_loss`, `autotune_batch_and_chunks` and
+    `chunked_hidden_states_selective_log_softmax`.
+    """
+    chunk_multiplier = reader.optional_integer(config, "unsloth_logit_chunk_multiplier")
+    completion_length = reader.integer(config, "max_completion_length", settings["seq"])
+    sequence_chunks = (chunk_multiplier or max(4, settings["seq"] // 4096)) * settings["batch"]
+    reader.notes.append(
+        "GRPO: Unsloth's log-probabilities of completions chunk by chunk, whose logits are kept in 16 bits; sequences "
+        "are counted in one pass, which Unsloth divides to fit the free memory (unsloth_grpo_mini_batch) where it cannot "
+        "pack them"
+    )
+    return {
+        "cross_entropy": "split",
+        "logits_dtype": settings["dtype"],
+        "logits_to_keep": min(completion_length, settings["seq"]),
+        "loss_chunk": max(1, ceil_div(completion_length, sequence_chunks)),
+    }
 
 
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_values: Mapping[str, Any]) -> dict[str, Any]:

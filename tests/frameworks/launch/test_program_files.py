@@ -503,6 +503,18 @@ def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
 
 
+def test_log_probabilities_of_unsloths_grpo() -> None:
+    """Of the 256 completion tokens of 8 sequences, 32 chunks of 64 rows (unsloth_zoo, `autotune_batch_and_chunks`).
+
+    The notebook of unslothai/notebooks (2026-08), nb/gpt-oss-(20B)-GRPO.ipynb, runs on a T4.
+    """
+    settings = read_launch(typed("unsloth_grpo.py")).settings
+    loss = {"cross_entropy": "split", "logits_dtype": "bf16", "logits_to_keep": 256, "loss_chunk": 8}
+    assert {name: settings[name] for name in loss} == loss
+    multiplied = FILES["unsloth_grpo.py"].replace("GRPOConfig(", "GRPOConfig(unsloth_logit_chunk_multiplier=8, ")
+    assert launch_of(multiplied, "grpo.py").settings["loss_chunk"] == 4
+
+
 def test_activations_of_verl_wait_on_the_host() -> None:
     text = FILES["verl_fsdp.sh"].replace(
         "main_ppo ", "main_ppo actor_rollout_ref.model.enable_activation_offload=True ", 1
