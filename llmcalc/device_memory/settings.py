@@ -521,7 +521,7 @@ class Settings:
     logits_to_keep: Annotated[
         int | None,
         Setting(
-            "Tokens at the end of a sequence whose loss is computed, of a selective or split cross-entropy: the completion.",
+            "Tokens at the end of a sequence whose loss is computed: the completion. For selective and split losses.",
             "Precision and kernels",
             "all",
             TRAINING,

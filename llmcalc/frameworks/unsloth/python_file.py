@@ -251,8 +251,8 @@ def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings
     sequence_chunks = (chunk_multiplier or max(4, settings["seq"] // 4096)) * settings["batch"]
     reader.notes.append(
         "GRPO: Unsloth's log-probabilities of completions chunk by chunk, whose logits are kept in 16 bits; sequences "
-        "are counted in one pass, which Unsloth divides to fit the free memory (unsloth_grpo_mini_batch) where it cannot "
-        "pack them"
+        "are counted in one pass, which Unsloth divides to fit the free memory (unsloth_grpo_mini_batch) where it "
+        "cannot pack them"
     )
     return {
         "cross_entropy": "split",
