@@ -16,6 +16,7 @@ from typing import Any
 
 from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
+from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
 from ..launch.grpo import colocated_rollout, grpo_length
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
@@ -39,7 +40,7 @@ from ..launch.trainer import (
 )
 from .config_file import OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
 
-LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
+LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
 """Classes that load a model."""
 
 CONFIGS = {
@@ -49,8 +50,18 @@ CONFIGS = {
     "DPOConfig": "sigmoid",
     "ORPOConfig": "orpo",
     "GRPOConfig": "grpo",
+    ARGUMENTS_CLASS: "embedding",
 }
 """Configuration of a trainer → its loss."""
+
+EMBEDDING_MODEL = {"load_in_4bit": False, "use_gradient_checkpointing": False}
+"""Defaults of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
+
+EMBEDDING_ADAPTERS = {
+    "target_modules": ["query", "key", "value", "dense"],
+    "use_gradient_checkpointing": False,
+}
+"""Defaults of `FastSentenceTransformer.get_peft_model`."""
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The default of `target_modules` (models/llama.py, `get_peft_model`)."""
@@ -120,9 +131,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.notes += changes.notes
         config |= {argument: value for argument, value in changes.arguments.items() if argument == "optim"}
         has_standby = STANDBY.search(file_text) is not None
-        return _run_of_calls(
-            reader, model, peft_arguments, {**trainer_arguments, **config}, CONFIGS[class_name], has_standby
-        )
+        loss = CONFIGS[class_name]
+        if loss == "embedding":
+            model, config = {**EMBEDDING_MODEL, **model}, {"optim": "adamw_torch", **config}
+            peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
+        launch = _run_of_calls(reader, model, peft_arguments, {**trainer_arguments, **config}, loss, has_standby)
+        if loss != "embedding":
+            return launch
+        loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
+        return embedding_run(launch, loss_calls)
 
 
 def _run_of_calls(
@@ -177,7 +194,7 @@ def _run_of_calls(
         run_settings |= _log_probabilities(reader, config, run_settings)
     elif loss == "sft":
         run_settings |= fused_loss(reader)
-    else:
+    elif loss != "embedding":
         run_settings |= pair_settings(reader, loss, run_settings)
     reader.longest_samples = loss == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND)

@@ -503,6 +503,56 @@ def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
 
 
+SENTENCE_TRANSFORMER = """
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+model = SentenceTransformer("google-bert/bert-base-uncased", model_kwargs={"torch_dtype": "float32"})
+model.max_seq_length = 128
+loss = MultipleNegativesRankingLoss(model)
+args = SentenceTransformerTrainingArguments(output_dir="models", per_device_train_batch_size=16, bf16=True)
+trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=dataset, loss=loss)
+"""
+
+UNSLOTH_EMBEDDING = """
+from unsloth import FastSentenceTransformer
+model = FastSentenceTransformer.from_pretrained(model_name="unsloth/all-MiniLM-L6-v2", max_seq_length=64)
+model = FastSentenceTransformer.get_peft_model(model, r=64)
+loss = losses.MultipleNegativesRankingLoss(model)
+args = SentenceTransformerTrainingArguments(per_device_train_batch_size=16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("losses", "batch"),
+    [
+        ("MultipleNegativesRankingLoss(model)", 32),
+        ("TripletLoss(model)", 48),
+        ("BatchAllTripletLoss(model)", 16),
+        ("MatryoshkaLoss(model, CachedMultipleNegativesRankingLoss(model, mini_batch_size=4), [8])", 4),
+        ("CachedGISTEmbedLoss(model, guide)", 16),
+    ],
+)
+def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> None:
+    """sentence-transformers, trainer.py, `collect_features`; losses/CachedMultipleNegativesRankingLoss.py."""
+    launch = launch_of(SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py")
+    expected = {"batch": batch, "seq": 128, "precision": "autocast"}
+    assert {name: launch.settings[name] for name in expected} == expected
+    assert (launch.target, launch.score_labels) == ("google-bert/bert-base-uncased", 0)
+
+
+def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
+    """Unsloth's defaults: models/sentence_transformer.py (015bdef0d), of an encoder neither 4 bits nor checkpoints."""
+    for name, text in (("plain.py", SENTENCE_TRANSFORMER), ("unsloth.py", UNSLOTH_EMBEDDING)):
+        file = tmp_path / name
+        file.write_text(text)
+        document = llmcalc.memory(launch=file).document
+        assert document["memory"]["peak_at"]["node"].startswith("layers."), document["memory"]["peak_at"]
+    adapted = launch_of(UNSLOTH_EMBEDDING, "embedding.py").settings
+    assert (adapted["batch"], adapted["seq"], adapted["lora_rank"]) == (32, 64, 64)
+    assert not {"base", "recompute"} & {*adapted}
+
+
 def test_log_probabilities_of_unsloths_grpo() -> None:
     """Of the 256 completion tokens of 8 sequences, 32 chunks of 64 rows (unsloth_zoo, `autotune_batch_and_chunks`).
 
