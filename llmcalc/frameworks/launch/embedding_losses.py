@@ -1,8 +1,8 @@
 """The sequences of a micro-batch in training of sentence-transformers, whose examples are several texts.
 
-Source: sentence-transformers 5.1 (04bd28754), trainer.py, `collect_features`, and losses/*.py: each text of an example is
-encoded by itself, and all encodings have their gradients together. Cached losses (GradCache, arXiv:2101.06983) encode
-`mini_batch_size` texts at a time with a gradient.
+Source: sentence-transformers 5.1 (04bd28754), trainer.py, `collect_features`, and losses/*.py: each text of an example
+is encoded by itself, and all encodings have their gradients together. Cached losses (GradCache, arXiv:2101.06983)
+encode `mini_batch_size` texts at a time with a gradient.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from ..launch.trainer import (
     pair_settings,
     trainer_launch,
 )
-from .config_file import OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
+from .config_file import BASE_IN_4_BITS, OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
 
 LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
 """Classes that load a model."""
@@ -75,11 +75,6 @@ ADAPTER_ARGUMENTS = field_names("""
 
 SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
-
-LINEAR_EXPERTS = re.compile(r"gpt[-_]oss", re.IGNORECASE)
-"""The name of a model whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has
-tensors of all experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`).
-"""
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
 """Modules among `target_modules` that are trained themselves, without adapters (models/llama.py, `get_peft_model`)."""
@@ -307,8 +302,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
-        has_linear_experts = LINEAR_EXPERTS.search(str(model.get("model_name", ""))) is not None
-        return adapter_settings | {"base": "nf4-dq"} | ({"quantized_experts": True} if has_linear_experts else {})
+        return adapter_settings | BASE_IN_4_BITS
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 

@@ -1202,10 +1202,12 @@ UNSLOTH_PEAKS = [
     (unsloth_notebook("unsloth/mistral-7b-v0.3", 128, more_targets="'embed_tokens', 'lm_head'"), 11.432, 0.02),
     (unsloth_notebook("unsloth/gpt-oss-20b", 8, batch=1, tokens=1024), 12.975, 0.09),
     (unsloth_notebook("unsloth/gpt-oss-120b", 16, batch=4, tokens=4096), 67.836, 0.05),
+    (unsloth_notebook("unsloth/ERNIE-4.5-21B-A3B-PT", 8, batch=4), 16.764, 0.11),
 ]
 """A notebook, GiB of `torch.cuda.max_memory_reserved`, and the largest error: outputs in unslothai/notebooks (2026-08),
 nb/Llama3.1_(8B)-Alpaca.ipynb, Qwen3_(14B).ipynb, Gemma2_(9B)-Alpaca.ipynb, Mistral_(7B)-Text_Completion.ipynb and
-gpt-oss-(20B)-Fine-tuning.ipynb on a T4, gpt-oss-(120B)_A100-Fine-tuning.ipynb on an A100. Samples may be shorter.
+gpt-oss-(20B)-Fine-tuning.ipynb on a T4, gpt-oss-(120B)_A100-Fine-tuning.ipynb on an A100,
+ERNIE_4_5_21B_A3B_PT-Conversational.ipynb on an L4. Samples may be shorter.
 """
 
 
