@@ -191,6 +191,8 @@ def _run_of_calls(
         run_settings |= fused_loss(reader)
     elif loss != "embedding":
         run_settings |= pair_settings(reader, loss, run_settings)
+    if model.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
+        reader.score_labels = reader.integer(model, "num_labels", 2)
     reader.longest_samples = loss == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):

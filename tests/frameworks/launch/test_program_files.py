@@ -1231,6 +1231,8 @@ def test_chunks_of_unsloths_loss() -> None:
     eager = launch_of(text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py")
     assert eager.settings["attn_implementation"] == "eager"
     assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
+    scores = launch_of(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
+    assert (scores.score_labels, launch.score_labels) == (6, None)
     pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
     assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
 
