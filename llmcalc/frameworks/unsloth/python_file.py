@@ -304,7 +304,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
-        return adapter_settings | BASE_IN_4_BITS
+        return {**adapter_settings, **BASE_IN_4_BITS}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 

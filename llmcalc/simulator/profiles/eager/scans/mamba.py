@@ -241,8 +241,10 @@ class MambaKernels(ScanModuleKernels):
         if adapters is None or not is_bypassed or operation.name not in adapters.targets:
             return self.unadapted_weight(operation)
         weight = self.linear_weight(operation)
-        self.adapter(f"{operation.name}.lora_A.weight", (adapters.rank, weight.shape[-1]))
-        self.adapter(f"{operation.name}.lora_B.weight", (weight.shape[0], adapters.rank))
+        shapes = {"lora_A": (adapters.rank, weight.shape[-1]), "lora_B": (weight.shape[0], adapters.rank)}
+        for matrix_name, shape in shapes.items():
+            parameter_key = (*self.module_path(), f"{operation.name}.{matrix_name}.weight")
+            self.parameter(parameter_key, shape, adapters.dtype, trained=True)
         return weight
 
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
