@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..flow.module_names import ModuleNames
 from ..flow.tree import Node, Place
-from ..ops import Linear
-from ..workload.lora import GATE_AND_UP, PROJECTIONS
+from ..ops import ChunkedScan, Linear
+from ..workload.lora import GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
 from .trained_tensors import is_in_layer
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +62,18 @@ def linear_layers(
             and is_in_layer(node_position) == is_in_layers
         ):
             yield node_position, op
+
+
+def is_read_by_scan(node_position: Place) -> bool:
+    """Whether a linear layer is Mamba-2's output projection, whose weight the fused kernel of the scan reads itself.
+
+    Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
+    elsewhere `llm_int8_skip_modules` has to name it.
+    """
+    return node_position.node.name == OUTPUT_OF_SCAN and any(
+        isinstance(sibling.op, ChunkedScan)
+        for sibling in (() if node_position.parent is None else node_position.parent.node.children)
+    )
 
 
 def class_layers(

@@ -23,7 +23,7 @@ from ..workload.lora import (
     Library,
     stored_bytes,
 )
-from .adapter_targets import ClassLayer, class_layers, joined_layers, linear_layers, split_targets
+from .adapter_targets import ClassLayer, class_layers, is_read_by_scan, joined_layers, linear_layers, split_targets
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
@@ -124,7 +124,7 @@ class LowRankAdapters:
 
         These are the matrices of linear layers in the layers, an output head with `quantized_head`, and routed experts
         with `quantized_experts`. A shared matrix is counted at its owner. Routers are parameters of transformers'
-        classes, not linear layers, which bitsandbytes leaves as they are.
+        classes, not linear layers, which bitsandbytes leaves as they are. Mamba-2's output projection stays, too.
         """
         weights: Number = 0
         total_bytes: Number = 0
@@ -144,6 +144,7 @@ class LowRankAdapters:
                     and counted_op.has_effect("params")
                     and not op.tied
                     and node_position.kind != "router"
+                    and not is_read_by_scan(node_position)
                 ):
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):

@@ -521,7 +521,7 @@ class Settings:
     logits_to_keep: Annotated[
         int | None,
         Setting(
-            "Tokens at the end of a sequence whose loss is computed, of a selective cross-entropy: the completion.",
+            "Tokens at the end of a sequence whose loss is computed: the completion. For selective and split losses.",
             "Precision and kernels",
             "all",
             TRAINING,
@@ -657,8 +657,8 @@ class Settings:
             )
         if self.loss_chunk is not None and self.cross_entropy not in ("split", "chunked"):
             raise InputError("--loss-chunk: it is for --cross-entropy split and chunked")
-        if self.logits_to_keep is not None and self.cross_entropy not in ("selective", "selective-chunked"):
-            raise InputError("--logits-to-keep: it is for --cross-entropy selective and selective-chunked")
+        if self.logits_to_keep is not None and self.cross_entropy not in ("selective", "selective-chunked", "split"):
+            raise InputError("--logits-to-keep: it is for --cross-entropy selective, selective-chunked and split")
         if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective", "selective-chunked"):
             raise InputError(
                 f"--divide-logits: a {self.cross_entropy} cross-entropy computes logits itself; expected another "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import units
 from ..components.base import TokenMixer
 from ..components.evidence import nested_parts
+from ..costs.adapter_targets import is_read_by_scan, linear_layers
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..device_memory.estimate import Memory
 from ..device_memory.simulated_run import cache_block_tokens, optimizer_implementation, prompt_chunk
@@ -13,6 +14,7 @@ from ..errors import InputError
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag
 from ..workload.execution import AttentionImplementation
+from ..workload.lora import OUTPUT_OF_SCAN
 from .memory_data import execution_data, uncounted_tensors_note
 from .notes import binary_unit_note, plural, relative_error_text, tag_format_notes
 
@@ -164,6 +166,27 @@ def gguf_note(run_memory: Memory, target: str) -> str:
     return f"llama.cpp's buffers are others: llmcalc fit, and --engine {engine_name}, count them"
 
 
+def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
+    """Returns notes on adapters and a quantized base of a projection whose weight the kernel of a scan reads itself."""
+    adapters, params = memory_use.adapters, memory_use.count
+    if adapters is None or not any(
+        is_read_by_scan(position) for position, _ in linear_layers(params.tree, params.include)
+    ):
+        return []
+    notes = []
+    if OUTPUT_OF_SCAN in adapters.targets:
+        notes.append(
+            f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
+            f"PEFT refuses --lora-targets {OUTPUT_OF_SCAN} for Falcon-H1, Mamba and Nemotron-H"
+        )
+    if adapters.base != "none":
+        notes.append(
+            f"{OUTPUT_OF_SCAN} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
+            "llm_int8_skip_modules has to name it"
+        )
+    return notes
+
+
 def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -> list[str]:
     memory_use, run_settings = run_memory.states, run_memory.settings
     notes = [_pure_bf16_note(run_memory), _experts_note(run_memory), _execution_note(run_memory)]
@@ -172,6 +195,7 @@ def memory_notes(preset: Preset, run_memory: Memory, assumed_accelerator: str) -
             f"with --base {run_settings.base} every layer is recomputed by default, as by PEFT's "
             "prepare_model_for_kbit_training; --recompute none counts it without"
         )
+    notes += _notes_on_scans(memory_use)
     flash_attention_bytes = run_memory.flash_bytes
     if flash_attention_bytes is not None and flash_attention_bytes < run_memory.device.device_bytes:
         notes.append(

@@ -32,8 +32,8 @@ class KernelChoices:
     caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
     loss_chunk: of a `split` or `chunked` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune)
         of a `split` one, and Liger-Kernel's of a `chunked` one.
-    logits_to_keep: of a `selective` or `selective-chunked` cross-entropy, the tokens at the end of each sequence whose
-        log-probabilities are computed, of `selective` from as many logits and one more; None (default) for all.
+    logits_to_keep: of a `selective`, `selective-chunked` or `split` cross-entropy, the tokens at the end of each
+        sequence whose loss is computed, of `selective` from as many logits and one more; None (default) for all.
     divides_logits: whether the logits are divided in place by a temperature before the loss (reinforcement learning);
         false by default.
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass

@@ -496,7 +496,13 @@ def logit_entropies(logits: Any) -> Any:
 
 
 def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
-    """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default."""
+    """Computes the loss in chunks, like torchtune's `CEWithChunkedOutputLoss` with eight chunks by default.
+
+    Of the last tokens alone with `logits_to_keep`, as unsloth_zoo's GRPO does (rl_replacements.py).
+    """
+    last_tokens = kernel_choices.logits_to_keep
+    if last_tokens is not None and last_tokens < x.shape[1]:
+        x, token_ids = x[:, -last_tokens:], token_ids[:, -last_tokens:]
     chunk_tokens, dtype = (
         kernel_choices.loss_chunk or -(-x.shape[1] // 8),
         getattr(torch, kernel_choices.logits_dtype or "float32"),

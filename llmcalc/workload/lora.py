@@ -33,6 +33,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 GATE_AND_UP = ("gate_proj", "up_proj")
 """The projections that one product may compute together in a feed-forward network."""
 
+OUTPUT_OF_SCAN = "out_proj"
+"""The output projection of Mamba-2's mixer."""
+
 ALL_LINEAR = "all-linear"
 """The target that stands for every linear layer of the model's layers."""
 

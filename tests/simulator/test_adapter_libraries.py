@@ -139,11 +139,11 @@ def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest
     assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
 
 
-@compares(lambda number: of_run(spec(number), KernelChoices(cross_entropy="split")))
-@pytest.mark.parametrize("chunk", [None, 3])
+@compares(lambda number, **_: of_run(spec(number), KernelChoices(cross_entropy="split")))
+@pytest.mark.parametrize(("chunk", "kept"), [(None, None), (3, None), (2, 5)])
 @pytest.mark.parametrize("number", [0, 2])
-def test_the_loss_chunk_by_chunk(number: int, chunk: int | None) -> None:
-    choices = KernelChoices(cross_entropy="split", loss_chunk=chunk)
+def test_the_loss_chunk_by_chunk(number: int, chunk: int | None, kept: int | None) -> None:
+    choices = KernelChoices(cross_entropy="split", loss_chunk=chunk, logits_to_keep=kept)
     assert without_values(spec(number), choices=choices) == by_torch(spec(number), choices=choices)
 
 

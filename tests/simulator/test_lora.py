@@ -5,11 +5,15 @@ peft is not installed for the tests: `kernel_variants.Lora` repeats the lines of
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import llmcalc
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.costs.adapter_targets import linear_layers
+from llmcalc.costs.adapters import LowRankAdapters
 from llmcalc.device_memory.training import TrainingConfig, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
@@ -94,5 +98,35 @@ def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_
         run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base_storage=base))  # type: ignore[arg-type]
         stored[base] = replay(jamba, run).final_bytes
     assert stored["nf4"] < stored["none"]
-    with pytest.raises(UnsupportedKernel, match="reads this weight itself; expected no adapter"):
+    with pytest.raises(UnsupportedKernel, match="reads this weight itself; expected --lora-targets without it"):
         replay(jamba, TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"dt_proj"}))))
+
+
+def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapter_by() -> None:
+    """`mamba_split_conv1d_scan_combined` takes `out_proj.weight`, the frozen layer's (peft's `BaseTunerLayer`).
+
+    Sources: transformers/models/falcon_h1/modeling_falcon_h1.py; unsloth 015bdef0d, models/llama.py, which leaves the
+    layer out of its quantized weights (Falcon-H1's issue 13); of 36 layers with 1,536 × 1,024 weights in 16 bits.
+    """
+    settings: dict[str, Any] = {"phase": "training", "seq": 64, "lora_rank": 8, "dtype": "bf16"}
+    documents = {
+        (base, targets): llmcalc.memory("falcon-h1-0.5b", base=base, lora_targets=targets, **settings).document
+        for base in ("none", "nf4")
+        for targets in ("q_proj,in_proj", "q_proj,in_proj,out_proj")
+    }
+    for base in ("none", "nf4"):
+        plain, adapted = (documents[base, targets] for targets in ("q_proj,in_proj", "q_proj,in_proj,out_proj"))
+        weights, gradients = (
+            [document["memory"]["by_phase"]["step"][kind] for document in (plain, adapted)]
+            for kind in ("weights", "gradients")
+        )
+        assert weights[1] - weights[0] == 36 * 4 * 8 * (1536 + 1024)
+        assert gradients[0] == gradients[1]
+    assert any("adapter of out_proj has no gradient" in note for note in adapted["notes"])
+    assert any("out_proj is counted in 16 bits" in note for note in plain["notes"])
+    model = llmcalc.load("falcon-h1-0.5b").model
+    quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base="nf4").quantized_base(model.tree())
+    linear_weights = sum(
+        op.n_in * op.n_out * int(place.times) for place, op in linear_layers(model.tree(), frozenset())
+    )
+    assert linear_weights - quantized_weights == 36 * 1536 * 1024

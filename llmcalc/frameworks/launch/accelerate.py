@@ -33,7 +33,7 @@ OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDA
 """Values of `distributed_type` for replicas on accelerators whose kernels are not modelled."""
 
 ACCELERATE_READ = field_names("""
-    distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config
+    distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config dynamo_backend
     gradient_accumulation_steps use_cpu
     """)
 
@@ -75,8 +75,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if config.get("gradient_accumulation_steps") is not None:
         accumulation_steps = integer_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
-    dynamo_backend = reader.table(config, "dynamo_config").get("dynamo_backend", "NO")
-    if str(dynamo_backend).upper() != "NO":
+    dynamo_table = {**reader.table(config, "dynamo_config"), **config}  # commands/config/config_args.py: both places
+    if str(dynamo_table.get("dynamo_backend") or "NO").upper() != "NO":
         run_settings["compile"] = True
     framework, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:

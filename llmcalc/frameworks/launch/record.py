@@ -69,8 +69,8 @@ class Launch:
     torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
         settings then say `flash`, which keeps as much.
     written_options: option → the file's own argument with its value, where an error may name the option.
-    score_labels: the number of scores per token of the head that replaces the language model's; None (default) for the
-        model's own head.
+    score_labels: the number of scores per token of the head that replaces the language model's, 0 for no head; None
+        (default) for the model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
     stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.

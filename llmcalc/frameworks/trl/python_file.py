@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from ...sources.huggingface.family import field_names
+from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     DEEPEST,
@@ -40,6 +41,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **{f"{command.removeprefix('trl ').upper()}Config": arguments for command, arguments in COMMANDS.items()},
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
+    ARGUMENTS_CLASS: {},
 }
 """Configuration of a trainer → an argument by which the reader of recipes knows the trainer, with its default."""
 
@@ -78,6 +80,9 @@ AUTO = "auto"
 TRAINER_LENGTHS = ("max_seq_length", "max_length", "max_prompt_length")
 """Arguments of a trainer itself, before TRL 0.13."""
 
+LOADING_CALLS = ("from_pretrained", "SentenceTransformer")
+"""Calls that load a model."""
+
 MODEL_ARGUMENTS = ("torch_dtype", "dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 
 DECIDING = field_names("""
@@ -109,7 +114,7 @@ OTHER_TRAINERS = re.compile(
 
 def is_python(file_text: str) -> bool:
     """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL."""
-    if re.search(r"^[ \t]*(from|import) (trl|transformers)\b", file_text, re.MULTILINE) is None:
+    if re.search(r"^[ \t]*(from|import) (trl|transformers|sentence_transformers)\b", file_text, re.MULTILINE) is None:
         return False
     has_config = re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
     return has_config or OTHER_TRAINERS.search(file_text) is not None
@@ -154,6 +159,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         config |= changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
+        if config_class == ARGUMENTS_CLASS:
+            config |= _length_of_texts(syntax_tree)
         unknown_arguments = {
             argument_name: value if isinstance(value, UnknownValue) else UnknownValue("a table")
             for argument_name, value in config.items()
@@ -176,6 +183,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
     is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
+    if config_class == ARGUMENTS_CLASS:
+        launch = embedding_run(launch, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launch,
         unknown={**reader.unknown, **launch.unknown},
@@ -194,6 +203,16 @@ def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> di
         return {}
     reader.notes.append(f"samples are counted at the {max(known_lengths):,} tokens at which the tokenizer cuts them")
     return {"max_length": max(known_lengths)}
+
+
+def _length_of_texts(syntax_tree: ast.Module) -> dict[str, Any]:
+    """Returns the length at which a model of sentence-transformers cuts texts, which the file assigns; else nothing."""
+    for node in ast.walk(syntax_tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            length = value_of(node.value, {})
+            if node.targets[0].attr == "max_seq_length" and type(length) is int:
+                return {"max_length": length}
+    return {}
 
 
 def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
@@ -221,7 +240,7 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
     trainer_arguments = trainer_call.arguments
     model = trainer_arguments.get("model", trainer_call.first)
-    loading_call = next((call for call in named_calls if call.name == "from_pretrained"), None)
+    loading_call = next((call for call in named_calls if call.name in LOADING_CALLS), None)
     if isinstance(model, str):
         loading_call = None
     elif loading_call is not None:
@@ -231,10 +250,12 @@ def _model_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
         argument: trainer_arguments[argument] for argument in TRAINER_LENGTHS if argument in trainer_arguments
     }
     if loading_call is not None:
+        model_arguments = loading_call.arguments.get("model_kwargs")
+        model_arguments = {**(model_arguments if isinstance(model_arguments, dict) else {}), **loading_call.arguments}
         arguments |= {
-            argument: format_name(loading_call.arguments[argument])
+            argument: format_name(model_arguments[argument])
             for argument in MODEL_ARGUMENTS
-            if argument in loading_call.arguments
+            if argument in model_arguments
         }
         if not {"dtype", "torch_dtype"} & {*arguments}:
             arguments["dtype"] = AUTO  # transformers 5, modeling_utils.py, `from_pretrained`

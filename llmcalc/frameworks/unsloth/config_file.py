@@ -23,6 +23,12 @@ TRAINING_IGNORED = field_names("""
     """)
 """Keys of `training` that do not change memory."""
 
+BASE_IN_4_BITS: Mapping[str, Any] = {"base": "nf4-dq", "quantized_experts": True}
+"""Settings of weights loaded in 4 bits, routed experts too, beside transformers 5 since May 2026.
+
+Source: unsloth_zoo ce232d6c, temporary_patches/moe_utils_bnb4bit.py; of gpt-oss they are linear layers (gpt_oss.py).
+"""
+
 LORA_READ = field_names("lora_r lora_dropout target_modules use_dora")
 
 LORA_IGNORED = field_names("""
@@ -68,7 +74,7 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
                 dropout_value=lora_table.get("lora_dropout"),
                 magnitude_value=lora_table.get("use_dora"),
             ),
-            "base": "nf4-dq",
+            **BASE_IN_4_BITS,
         }
         reader.filled_in["load_in_4bit"] = True
         run_settings |= fused_loss(reader)

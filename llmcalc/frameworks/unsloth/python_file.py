@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...algebra import ceil_div
 from ...sources.huggingface.family import field_names
-from ..launch.grpo import SFT_NOTE, colocated_rollout, grpo_length
+from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
+from ..launch.grpo import colocated_rollout, grpo_length
 from ..launch.model_changes import changes_of_model
 from ..launch.python_source import (
     calls_in_order,
@@ -36,9 +38,9 @@ from ..launch.trainer import (
     pair_settings,
     trainer_launch,
 )
-from .config_file import OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
+from .config_file import BASE_IN_4_BITS, OFFLOADED_CHECKPOINTS, STACK, UPPER_BOUND, fused_loss, recompute_settings
 
-LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
+LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastSentenceTransformer")
 """Classes that load a model."""
 
 CONFIGS = {
@@ -48,8 +50,18 @@ CONFIGS = {
     "DPOConfig": "sigmoid",
     "ORPOConfig": "orpo",
     "GRPOConfig": "grpo",
+    ARGUMENTS_CLASS: "embedding",
 }
 """Configuration of a trainer → its loss."""
+
+EMBEDDING_MODEL = {"load_in_4bit": False, "use_gradient_checkpointing": False}
+"""Defaults of `FastSentenceTransformer.from_pretrained` (models/sentence_transformer.py)."""
+
+EMBEDDING_ADAPTERS = {
+    "target_modules": ["query", "key", "value", "dense"],
+    "use_gradient_checkpointing": False,
+}
+"""Defaults of `FastSentenceTransformer.get_peft_model`."""
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The default of `target_modules` (models/llama.py, `get_peft_model`)."""
@@ -63,11 +75,6 @@ ADAPTER_ARGUMENTS = field_names("""
 
 SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
-
-LINEAR_EXPERTS = re.compile(r"gpt[-_]oss", re.IGNORECASE)
-"""The name of a model whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has
-tensors of all experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`).
-"""
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
 """Modules among `target_modules` that are trained themselves, without adapters (models/llama.py, `get_peft_model`)."""
@@ -119,9 +126,15 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.notes += changes.notes
         config |= {argument: value for argument, value in changes.arguments.items() if argument == "optim"}
         has_standby = STANDBY.search(file_text) is not None
-        return _run_of_calls(
-            reader, model, peft_arguments, {**trainer_arguments, **config}, CONFIGS[class_name], has_standby
-        )
+        loss = CONFIGS[class_name]
+        if loss == "embedding":
+            model, config = {**EMBEDDING_MODEL, **model}, {"optim": "adamw_torch", **config}
+            peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
+        launch = _run_of_calls(reader, model, peft_arguments, {**trainer_arguments, **config}, loss, has_standby)
+        if loss != "embedding":
+            return launch
+        loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
+        return embedding_run(launch, loss_calls)
 
 
 def _run_of_calls(
@@ -170,14 +183,17 @@ def _run_of_calls(
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
         run_settings |= _adapter_settings(reader, model, adapter_arguments)
-    if loss == "grpo" and config.get("max_prompt_length") is not None:
-        run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
+    if loss == "grpo":
+        if config.get("max_prompt_length") is not None:
+            run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
+        run_settings |= _log_probabilities(reader, config, run_settings)
     elif loss == "sft":
         run_settings |= fused_loss(reader)
-    elif loss != "grpo":
+    elif loss != "embedding":
         run_settings |= pair_settings(reader, loss, run_settings)
+    if model.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
+        reader.score_labels = reader.integer(model, "num_labels", 2)
     reader.longest_samples = loss == "grpo" or not config.get("packing")
-    reader.notes += [SFT_NOTE] * (loss == "grpo")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
@@ -237,6 +253,29 @@ def _batch_of_whole_groups(
     return {"batch": group_size}
 
 
+def _log_probabilities(reader: LaunchReader, config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of GRPO's log-probabilities: logits of the completions alone, chunk by chunk.
+
+    torch.compile saves a chunk's logits in the format of the output head. All sequences are one packed forward pass.
+    Sources: unsloth_zoo ce232d6c, rl_replacements.py, `grpo_accumulated_loss`, `autotune_batch_and_chunks` and
+    `chunked_hidden_states_selective_log_softmax`.
+    """
+    chunk_multiplier = reader.optional_integer(config, "unsloth_logit_chunk_multiplier")
+    completion_length = reader.integer(config, "max_completion_length", settings["seq"])
+    sequence_chunks = (chunk_multiplier or max(4, settings["seq"] // 4096)) * settings["batch"]
+    reader.notes.append(
+        "GRPO: Unsloth's log-probabilities of completions chunk by chunk, whose logits are kept in 16 bits; sequences "
+        "are counted in one pass, which Unsloth divides to fit the free memory (unsloth_grpo_mini_batch) where it "
+        "cannot pack them"
+    )
+    return {
+        "cross_entropy": "split",
+        "logits_dtype": settings["dtype"],
+        "logits_to_keep": min(completion_length, settings["seq"]),
+        "loss_chunk": max(1, ceil_div(completion_length, sequence_chunks)),
+    }
+
+
 def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of LoRA adapters and of the frozen weights."""
     if any(argument_name.startswith("finetune_") for argument_name in peft_values):
@@ -265,8 +304,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
-        has_linear_experts = LINEAR_EXPERTS.search(str(model.get("model_name", ""))) is not None
-        return adapter_settings | {"base": "nf4-dq"} | ({"quantized_experts": True} if has_linear_experts else {})
+        return {**adapter_settings, **BASE_IN_4_BITS}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 

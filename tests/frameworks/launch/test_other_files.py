@@ -506,6 +506,23 @@ def test_plain_accelerate() -> None:
     assert (launch.framework, launch.layout) == ("torch", Layout(dp=8))
 
 
+@pytest.mark.parametrize(
+    ("more", "is_compiled"),
+    [
+        ({"dynamo_backend": "NO"}, False),
+        ({"dynamo_backend": False}, False),  # NO without quotes, in YAML 1.1
+        ({"dynamo_backend": "INDUCTOR"}, True),
+        ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, True),
+    ],
+)
+def test_compilation_of_accelerate(more: dict[str, Any], is_compiled: bool) -> None:
+    """accelerate, commands/config/config_args.py, `from_yaml_file`: a backend outside of its table, as of old."""
+    launch = read_accelerate(
+        {"distributed_type": "NO", "mixed_precision": "bf16", **more}, LaunchSource("default.yaml")
+    )
+    assert ("compile" in launch.settings) == is_compiled
+
+
 def test_deepspeed_of_accelerate() -> None:
     plugin = {"zero_stage": 2, "gradient_accumulation_steps": 4, "offload_optimizer_device": "none"}
     data = {**ACCELERATE, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}

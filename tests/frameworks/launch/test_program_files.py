@@ -503,6 +503,68 @@ def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
     assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
 
 
+SENTENCE_TRANSFORMER = """
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+
+model = SentenceTransformer("google-bert/bert-base-uncased", model_kwargs={"torch_dtype": "float32"})
+model.max_seq_length = 128
+loss = MultipleNegativesRankingLoss(model)
+args = SentenceTransformerTrainingArguments(output_dir="models", per_device_train_batch_size=16, bf16=True)
+trainer = SentenceTransformerTrainer(model=model, args=args, train_dataset=dataset, loss=loss)
+"""
+
+UNSLOTH_EMBEDDING = """
+from unsloth import FastSentenceTransformer
+model = FastSentenceTransformer.from_pretrained(model_name="unsloth/all-MiniLM-L6-v2", max_seq_length=64)
+model = FastSentenceTransformer.get_peft_model(model, r=64)
+loss = losses.MultipleNegativesRankingLoss(model)
+args = SentenceTransformerTrainingArguments(per_device_train_batch_size=16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("losses", "batch"),
+    [
+        ("MultipleNegativesRankingLoss(model)", 32),
+        ("TripletLoss(model)", 48),
+        ("BatchAllTripletLoss(model)", 16),
+        ("MatryoshkaLoss(model, CachedMultipleNegativesRankingLoss(model, mini_batch_size=4), [8])", 4),
+        ("CachedGISTEmbedLoss(model, guide)", 16),
+    ],
+)
+def test_texts_of_examples_of_sentence_transformers(losses: str, batch: int) -> None:
+    """sentence-transformers, trainer.py, `collect_features`; losses/CachedMultipleNegativesRankingLoss.py."""
+    launch = launch_of(SENTENCE_TRANSFORMER.replace("MultipleNegativesRankingLoss(model)", losses), "embedding.py")
+    expected = {"batch": batch, "seq": 128, "precision": "autocast"}
+    assert {name: launch.settings[name] for name in expected} == expected
+    assert (launch.target, launch.score_labels) == ("google-bert/bert-base-uncased", 0)
+
+
+def test_training_of_embeddings_has_no_logits(tmp_path: Path) -> None:
+    """Unsloth's defaults: models/sentence_transformer.py (015bdef0d), of an encoder neither 4 bits nor checkpoints."""
+    for name, text in (("plain.py", SENTENCE_TRANSFORMER), ("unsloth.py", UNSLOTH_EMBEDDING)):
+        file = tmp_path / name
+        file.write_text(text)
+        document = llmcalc.memory(launch=file).document
+        assert document["memory"]["peak_at"]["node"].startswith("layers."), document["memory"]["peak_at"]
+    adapted = launch_of(UNSLOTH_EMBEDDING, "embedding.py").settings
+    assert (adapted["batch"], adapted["seq"], adapted["lora_rank"]) == (32, 64, 64)
+    assert not {"base", "recompute"} & {*adapted}
+
+
+def test_log_probabilities_of_unsloths_grpo() -> None:
+    """Of the 256 completion tokens of 8 sequences, 32 chunks of 64 rows (unsloth_zoo, `autotune_batch_and_chunks`).
+
+    The notebook of unslothai/notebooks (2026-08), nb/gpt-oss-(20B)-GRPO.ipynb, runs on a T4.
+    """
+    settings = read_launch(typed("unsloth_grpo.py")).settings
+    loss = {"cross_entropy": "split", "logits_dtype": "bf16", "logits_to_keep": 256, "loss_chunk": 8}
+    assert {name: settings[name] for name in loss} == loss
+    multiplied = FILES["unsloth_grpo.py"].replace("GRPOConfig(", "GRPOConfig(unsloth_logit_chunk_multiplier=8, ")
+    assert launch_of(multiplied, "grpo.py").settings["loss_chunk"] == 4
+
+
 def test_activations_of_verl_wait_on_the_host() -> None:
     text = FILES["verl_fsdp.sh"].replace(
         "main_ppo ", "main_ppo actor_rollout_ref.model.enable_activation_offload=True ", 1
@@ -1140,10 +1202,12 @@ UNSLOTH_PEAKS = [
     (unsloth_notebook("unsloth/mistral-7b-v0.3", 128, more_targets="'embed_tokens', 'lm_head'"), 11.432, 0.02),
     (unsloth_notebook("unsloth/gpt-oss-20b", 8, batch=1, tokens=1024), 12.975, 0.09),
     (unsloth_notebook("unsloth/gpt-oss-120b", 16, batch=4, tokens=4096), 67.836, 0.05),
+    (unsloth_notebook("unsloth/ERNIE-4.5-21B-A3B-PT", 8, batch=4), 16.764, 0.11),
 ]
 """A notebook, GiB of `torch.cuda.max_memory_reserved`, and the largest error: outputs in unslothai/notebooks (2026-08),
 nb/Llama3.1_(8B)-Alpaca.ipynb, Qwen3_(14B).ipynb, Gemma2_(9B)-Alpaca.ipynb, Mistral_(7B)-Text_Completion.ipynb and
-gpt-oss-(20B)-Fine-tuning.ipynb on a T4, gpt-oss-(120B)_A100-Fine-tuning.ipynb on an A100. Samples may be shorter.
+gpt-oss-(20B)-Fine-tuning.ipynb on a T4, gpt-oss-(120B)_A100-Fine-tuning.ipynb on an A100,
+ERNIE_4_5_21B_A3B_PT-Conversational.ipynb on an L4. Samples may be shorter.
 """
 
 
@@ -1167,6 +1231,8 @@ def test_chunks_of_unsloths_loss() -> None:
     eager = launch_of(text.replace("load_in", "attn_implementation='eager', unsloth_tiled_mlp=True, load_in"), "sft.py")
     assert eager.settings["attn_implementation"] == "eager"
     assert any(note.startswith("unsloth_tiled_mlp: ") for note in eager.notes)
+    scores = launch_of(text.replace("load_in", "num_labels=6, load_in"), "classes.py")
+    assert (scores.score_labels, launch.score_labels) == (6, None)
     pairs = launch_of(text.replace("SFTConfig", "DPOConfig"), "dpo.py")
     assert "loss_chunk" not in pairs.with_loss_chunks(2**20).settings
 

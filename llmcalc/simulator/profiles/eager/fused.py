@@ -352,7 +352,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
 
         head_step: the step of the output head. x: its input, [batch, tokens, hidden]. weight, bias: the head's.
         """
-        aten, (batch, tokens) = self.t, x.shape[:2]
+        aten, (batch, all_tokens) = self.t, x.shape[:2]
+        tokens = min(all_tokens, self.choices.logits_to_keep or all_tokens)
+        if tokens < all_tokens:
+            x = aten.slice(x, tokens, 1)
         chunk_tokens = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
         loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
         chunk_sizes = [min(chunk_tokens, tokens - first_row) for first_row in range(0, tokens, chunk_tokens)]
@@ -363,7 +366,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             self.logits = logits_chunks = [aten.to(chunk, loss_dtype) for chunk in logits_chunks]
         loss_sum: Tensor | None = None
         for chunk in logits_chunks:
-            chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
+            chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, all_tokens)), chunk.shape[1], 1))
             flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
             loss = (
                 self._compiled_loss(flat_logits)

@@ -11,13 +11,14 @@ from ....evidence import compared
 from ....flow.axis import element_count
 from ....flow.program import Step
 from ....flow.tree import CountedOp
-from ....ops import Linear
-from ....workload.lora import BLOCK, GATE_AND_UP, PROJECTIONS
+from ....ops import ChunkedScan, Linear
+from ....workload.lora import BLOCK, GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
 from ...autograd import record
 from ...lowering import Path
 from ...strides import Shape, count
 from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
 from .fake_quantization import FakeQuantizationKernels
+from .scans.module_steps import module_steps
 
 TOGETHER = "qkv_proj"
 """The name of that product."""
@@ -51,9 +52,16 @@ class LoraKernels(FakeQuantizationKernels):
             embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
-        """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's."""
+        """Whether a weight is quantised: every weight of a layer but a router's, and on request the output head's.
+
+        Mamba-2's output projection is not, whose weight the kernel of the scan reads itself.
+        """
         adapters = self.adapters
         if adapters is None or adapters.base_storage == "none" or operation.about.get("kind") == "router":
+            return False
+        if operation.name == OUTPUT_OF_SCAN and any(
+            isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
+        ):
             return False
         if any(module_call.layer_index is not None for module_call in self.frames):
             return True

@@ -8,6 +8,7 @@ from .....algebra import exact_div
 from .....components.base import PUBLISHED
 from .....components.norm import Norm
 from .....evidence import compared
+from .....flow.program import Step
 from .....ops import ChunkedScan, SelectiveScan
 from ....published import mamba_ssm
 from ....tensor import FLOAT32, Tensor
@@ -203,7 +204,7 @@ class MambaKernels(ScanModuleKernels):
                 op.head_dim,
                 group_count,
                 norm_weight,
-                self.unadapted_weight(out_proj_step),
+                self._weight_beside_adapter(out_proj_step),
                 self.bias(out_proj_step),
                 self.accelerator,
             )
@@ -231,6 +232,22 @@ class MambaKernels(ScanModuleKernels):
         if norm_weight is not None:
             y = mamba_ssm.rmsnorm_fn(aten, y, norm_weight, z, group_count, self.accelerator)
         return self.project(out_proj_step, y)
+
+    def _weight_beside_adapter(self, operation: Step) -> Tensor:
+        """Returns the weight of a layer that the kernel reads itself, and allocates PEFT's adapter, without a gradient.
+
+        Source: peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`, which is the frozen layer's.
+        """
+        adapters = self.adapters
+        is_bypassed = adapters is not None and adapters.library == "peft" and not adapters.has_magnitudes
+        if adapters is None or not is_bypassed or operation.name not in adapters.targets:
+            return self.unadapted_weight(operation)
+        weight = self.linear_weight(operation)
+        shapes = {"lora_A": (adapters.rank, weight.shape[-1]), "lora_B": (weight.shape[0], adapters.rank)}
+        for matrix_name, shape in shapes.items():
+            parameter_key = (*self.module_path(), f"{operation.name}.{matrix_name}.weight")
+            self.parameter(parameter_key, shape, adapters.dtype, trained=True)
+        return weight
 
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""

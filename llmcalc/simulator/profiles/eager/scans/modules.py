@@ -14,7 +14,7 @@ from .....workload.rows import TOKENS
 from ....published import causal_conv1d
 from ....published.autograd_function import H100, Accelerator, Optional
 from ....strides import is_size_one
-from ....tensor import FLOAT32, Tensor
+from ....tensor import FLOAT32, UINT8, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
 from .module_steps import ModuleSteps, module_steps
@@ -91,14 +91,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def unadapted_weight(self, operation: Step) -> Tensor:
         """Returns the weight of a linear layer that a published kernel reads without calling the layer."""
-        if self.adapters is not None and (
-            self.adapters.base_storage != "none" or operation.name in self.adapters.targets
-        ):
+        weight, adapters = self.linear_weight(operation), self.adapters
+        if adapters is not None and (weight.dtype is UINT8 or operation.name in adapters.targets):
             raise self.unsupported(
-                "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
+                "the published module reads this weight itself; expected --lora-targets without it, and no --base",
                 operation.name,
             )
-        return self.linear_weight(operation)
+        return weight
 
     def bias(self, operation: Step) -> Tensor | None:
         """Returns the bias of a linear layer or convolution."""

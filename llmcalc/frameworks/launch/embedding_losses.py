@@ -1,0 +1,58 @@
+"""The sequences of a micro-batch in training of sentence-transformers, whose examples are several texts.
+
+Source: sentence-transformers 5.1 (04bd28754), trainer.py, `collect_features`, and losses/*.py: each text of an example
+is encoded by itself, and all encodings have their gradients together. Cached losses (GradCache, arXiv:2101.06983)
+encode `mini_batch_size` texts at a time with a gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .record import Launch
+
+ARGUMENTS_CLASS = "SentenceTransformerTrainingArguments"
+"""The class of the trainer's arguments."""
+
+LOSS = re.compile(r"[A-Z]\w*Loss")
+"""The name of a class of losses."""
+
+TEXTS = {
+    "TripletLoss": 3,
+    **dict.fromkeys(
+        ("BatchAllTripletLoss", "BatchHardTripletLoss", "BatchSemiHardTripletLoss", "BatchHardSoftMarginTripletLoss"), 1
+    ),
+}
+"""Loss → the texts of an example, where they are not two."""
+
+MINI_BATCH = 32
+"""The default of a cached loss's `mini_batch_size`."""
+
+
+def embedding_run(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:
+    """Returns the run without a head, with the sequences whose activations are there together.
+
+    launch: the run, whose batch is the examples of a micro-batch. calls: name and arguments of each call in the file.
+    """
+    losses = [(name, arguments) for name, arguments in calls if LOSS.fullmatch(name) is not None]
+    text_count = next((TEXTS[name] for name, _ in losses if name in TEXTS), 2)
+    sequences = launch.settings["batch"] * text_count
+    batch_note = (
+        f"an example is counted as {'1 text' if text_count == 1 else f'{text_count} texts'} of the longest length; "
+        "--batch says the texts of a micro-batch together, --seq the tokens of the longest one"
+    )
+    for name, arguments in losses:
+        mini_batch = arguments.get("mini_batch_size", MINI_BATCH)
+        if name.startswith("Cached") and type(mini_batch) is int and mini_batch > 0:
+            sequences = min(mini_batch, launch.settings["batch"])
+            batch_note = f"{name}: {sequences:,} texts at a time have activations"
+    return replace(
+        launch,
+        settings={**launch.settings, "batch": sequences},
+        score_labels=0,
+        longest_samples=True,
+        notes=(*launch.notes, batch_note),
+    )
