@@ -65,11 +65,11 @@ def _thread_count() -> int:
 
 
 class Worker(NamedTuple):
-    """A forked process. connection: the parent's end of its pipe. groups: the groups of its tasks so far."""
+    """A forked process. connection: the parent's end of its pipe. task_groups: the groups of its tasks so far."""
 
     process: ForkProcess
     connection: Connection
-    groups: set[Hashable]
+    task_groups: set[Hashable]
 
 
 class ForkedCalls(Generic[Task, Result]):
@@ -181,11 +181,11 @@ class ForkedCalls(Generic[Task, Result]):
         for worker in list(self._workers):
             if not self._waiting or worker in busy_workers:
                 continue
-            other_groups = {group for other in self._workers if other is not worker for group in other.groups}
+            other_groups = {group for other in self._workers if other is not worker for group in other.task_groups}
             task = min(
                 self._waiting,
                 key=lambda waiting: (
-                    self._waiting[waiting] not in worker.groups,
+                    self._waiting[waiting] not in worker.task_groups,
                     self._waiting[waiting] in other_groups,
                 ),
             )
@@ -194,7 +194,7 @@ class ForkedCalls(Generic[Task, Result]):
             except OSError:
                 self._remove(worker)
                 continue
-            worker.groups.add(self._waiting.pop(task))
+            worker.task_groups.add(self._waiting.pop(task))
             self._running[task] = worker
 
     def _collect(self) -> None:

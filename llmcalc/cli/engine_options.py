@@ -70,7 +70,7 @@ class EngineCommand(Command):
                 args,
                 self._llmcalc_options(ctx),
                 engine.flags_by_option,
-                other_ways=engine.other_ways,
+                other_ways=engine.alternatives_by_option,
             )
             self._refuse_idle_short_flags(ctx, engine, args)
             args = other_args

@@ -182,7 +182,7 @@ def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, h
     )
     server_search = server_study.find_servers()
     if server_search.chosen is None:
-        refusal_reasons = ", ".join(server_search.why_not)
+        refusal_reasons = ", ".join(server_search.rejection_counts)
         raise InputError(
             f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
         )

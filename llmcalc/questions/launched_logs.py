@@ -67,15 +67,15 @@ def launched_bytes(parsed_log: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[
 
 def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
     """Whether a run requires more than the log's device has; False if the log does not state the device's memory."""
-    return parsed_log.total is not None and required_bytes > parsed_log.total
+    return parsed_log.total_bytes is not None and required_bytes > parsed_log.total_bytes
 
 
 def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
     need_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
-    if parsed_log.total is None:
+    if parsed_log.total_bytes is None:
         return f"{need_text}; the log does not state the device's memory"
-    need_text += f", and the device has {units.GIB.write(parsed_log.total)}"
+    need_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
     if exceeds_device(parsed_log, required_bytes):
         return f"{need_text}: too few"
     allocated_bytes = next((term.value for term in parsed_log.terms if term.name == "allocated"), 0)

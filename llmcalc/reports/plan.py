@@ -370,7 +370,7 @@ def candidate_data(
         "headroom_bytes": layout_candidate.headroom,
         "communication_bytes": layout_candidate.communication_bytes,
         "bubble": layout_candidate.bubble,
-        "replayed": layout_candidate.replayed,
+        "replayed": layout_candidate.is_replayed,
     }
 
 

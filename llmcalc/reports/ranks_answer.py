@@ -92,7 +92,9 @@ class RanksUse(MemoryAnswer, Cluster):
         """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
         return (
-            accelerator_fit if peak_bytes <= accelerator_fit.needed else MemoryFit(accelerator_fit.hardware, peak_bytes)
+            accelerator_fit
+            if peak_bytes <= accelerator_fit.needed_bytes
+            else MemoryFit(accelerator_fit.hardware, peak_bytes)
         )
 
     @property

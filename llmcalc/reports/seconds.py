@@ -163,11 +163,11 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     tested_errors = timed_run.range.tested
     if tested_errors is not None and tested_errors.eager:
         return []
-    if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
+    if software_stack.on_fastest_host is None or timed_run.host_wait_seconds < MUCH_WAITING * timed_run.seconds:
         return []
     host_launch = timed_run.device.generation.host_launch
     kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
-    host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
     dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
@@ -357,7 +357,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
 
 def _node_row(node: TimedNode, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
-    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
+    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share])
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
@@ -447,7 +447,7 @@ def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
         "seconds": timed_node.seconds,
         "share": timed_node.seconds / total_seconds,
         "bound": timed_node.bound,
-        "reached": timed_node.reached,
+        "reached": timed_node.bound_share,
     }
 
 

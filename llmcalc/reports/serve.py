@@ -317,7 +317,7 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
 def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen
     shown_point = _point_with_shown_errors(servers)
-    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
+    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
     notes = _cheaper_tie_notes(serve_study, servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
@@ -462,9 +462,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "speculation": _speculation_data(serve_study),
         "price": serve_study.price,
         "servers": listed_servers,
-        "front": [{"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.front],
+        "front": [
+            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+        ],
         "chosen": _chosen_server_data(serve_study, servers),
-        "why_not": servers.why_not,
+        "why_not": servers.rejection_counts,
         "class": {
             name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
         },

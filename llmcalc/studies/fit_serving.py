@@ -49,20 +49,20 @@ class ServingFitAnswer:
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
     best: the layout that fits with most replicas; if none fits, the one that requires least.
-    needed: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the tried
-        numbers suffices.
-    fewest: the layout of that replica.
+    fewest_devices: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the
+        tried numbers suffices.
+    layout_on_fewest: the layout of that replica.
     largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
-    untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
+    untried_layout_count: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
     """
 
     memory: Memory
     tried_replicas: tuple[ReplicaFit, ...]
     best: ReplicaFit
-    needed: int | None
-    fewest: Layout | None
+    fewest_devices: int | None
+    layout_on_fewest: Layout | None
     largest_run: FitAnswer
-    untried_layouts: int = 0
+    untried_layout_count: int = 0
 
 
 MOST_LAYERS = 10_000
@@ -144,7 +144,7 @@ def serving_replicas(
             f"and the search ended before {untried_count:,} others; expected a size of the replicas, such as "
             "--tp 8 --pp 4"
         )
-    best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed)
+    best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed_bytes)
     return tuple(tried_replicas), best_replica, untried_count
 
 
@@ -190,7 +190,7 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
         rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
         for rank in _end_ranks(layout)
     }
-    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
+    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed_bytes, -rank))
     return ReplicaFit(layout, rank, fit_by_rank[rank])
 
 

@@ -43,12 +43,12 @@ class ReplayTask(NamedTuple):
 class ReplayedLayout(NamedTuple):
     """The bytes of a replayed layout, and the work of the replay.
 
-    first_bytes, first_work: of the rank that was replayed first; 0 where the ranks had their own order.
+    first_rank_bytes, first_rank_work: of the rank that was replayed first; 0 where the ranks had their own order.
     bytes, work: of the largest of all replayed ranks, and of all of them.
     """
 
-    first_bytes: int
-    first_work: CountedWork
+    first_rank_bytes: int
+    first_rank_work: CountedWork
     bytes: int
     work: CountedWork
 
@@ -138,9 +138,9 @@ class LayoutReplays:
             ):
                 task = begun_task  # it ended early only where this one would
         replayed_layout = self._calls.result(task)
-        if byte_limit is not None and replayed_layout.first_bytes > byte_limit:
-            EFFORT.add(replayed_layout.first_work)
-            return replayed_layout.first_bytes
+        if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
+            EFFORT.add(replayed_layout.first_rank_work)
+            return replayed_layout.first_rank_bytes
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 

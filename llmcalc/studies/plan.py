@@ -592,7 +592,7 @@ class LayoutOrder:
         candidate_bytes = self.replayed_bytes(
             candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
         )
-        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, replayed=True)
+        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, is_replayed=True)
 
     def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
@@ -730,8 +730,8 @@ class LayoutOrder:
         index_of_layout = {layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible)}
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
-            layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
-            return self._has_too_large_static_bytes(candidate.layout), candidate.replayed, layout_position
+            layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]
+            return self._has_too_large_static_bytes(candidate.layout), candidate.is_replayed, layout_position
 
         return sorted(refused_layouts, key=order)
 

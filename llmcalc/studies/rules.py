@@ -55,16 +55,16 @@ class ModelSizes:
 
     width: h, d_model.
     layers: L.
-    heads: Σ heads of all layers.
-    keys: Σ heads × head size (L·H·Q, n_layer·d_attn).
+    total_heads: Σ heads of all layers.
+    total_key_width: Σ heads × head size (L·H·Q, n_layer·d_attn).
     feed_forward: Σ active width of the FFN per token.
     vocab: V.
     """
 
     width: int
     layers: int
-    heads: int
-    keys: int
+    total_heads: int
+    total_key_width: int
     feed_forward: int
     vocab: int
 
@@ -122,11 +122,11 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     """
     h, v, s = model_sizes.width, model_sizes.vocab, seq
     embedding_flops = 2 * s * v * h
-    qkv_flops = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
-    qkv_flops += 2 * s * s * model_sizes.keys  # key @ query logits
-    qkv_flops += 3 * model_sizes.heads * s * s  # softmax
-    qkv_flops += 2 * s * s * model_sizes.keys  # softmax @ query reductions
-    qkv_flops += 2 * s * model_sizes.keys * h  # final linear
+    qkv_flops = 2 * 3 * s * h * model_sizes.total_key_width  # key, query and value projections
+    qkv_flops += 2 * s * s * model_sizes.total_key_width  # key @ query logits
+    qkv_flops += 3 * model_sizes.total_heads * s * s  # softmax
+    qkv_flops += 2 * s * s * model_sizes.total_key_width  # softmax @ query reductions
+    qkv_flops += 2 * s * model_sizes.total_key_width * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
     return embedding_flops + qkv_flops + dense_block + logits
@@ -227,7 +227,7 @@ def _rules_with_attention(
         return rule_key, rule_name, formulas[train], source, tokens * flops, phase_remarks[train]
 
     pass_count = 3 if train else 1
-    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
     yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
     chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
@@ -240,7 +240,9 @@ def _rules_with_attention(
         chinchilla_flops,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm_flops = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    palm_flops = exact_div(
+        pass_count * palm_appendix_b(parameter_count.active, model_sizes.total_key_width, context_tokens), 3
+    )
     phase_remarks = f"{EVERY}; a third of its training count", EVERY
     yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (

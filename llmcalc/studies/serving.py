@@ -141,9 +141,9 @@ class StudiedServers:
 
     servers: all that fit, the fewest devices first. curves: the points of each.
     points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
-    front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
+    pareto_front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
-    why_not: reason → number of servers and layouts that it rules out.
+    rejection_counts: reason → number of servers and layouts that it rules out.
     keeps_limits: of each, whether it keeps the limits.
     traces: times of the requests of a trace on each; empty without one.
     """
@@ -151,9 +151,9 @@ class StudiedServers:
     servers: tuple[Server, ...]
     curves: tuple[tuple[LoadPoint, ...], ...]
     points: tuple[LoadPoint | None, ...]
-    front: tuple[tuple[int, float], ...]
+    pareto_front: tuple[tuple[int, float], ...]
     chosen: ChosenServer | None
-    why_not: dict[str, int]
+    rejection_counts: dict[str, int]
     keeps_limits: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
 

@@ -109,7 +109,7 @@ def colocated_rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, sequences, launched_run, memory_share, max_tokens) if is_colocated else {},
-        sleeps=is_colocated and engine_sleeps,
+        sleeps_while_idle=is_colocated and engine_sleeps,
         offloaded=offloaded_states if is_colocated else frozenset(),
         reference=AdditionalModel(
             "device" if has_reference else "none",

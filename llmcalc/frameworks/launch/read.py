@@ -307,10 +307,11 @@ def _read_script(
         return _read_training_command(script, source_file, batch, options)
     except InputError as error:
         error_text = str(error)
-        if not script.missing or "known only when" not in error_text or "is argument " in error_text:
+        if not script.missing_argument or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
-            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
+            f"{error_text}; the script takes arguments, as in --launch "
+            f"'{source_file.where} ARG1 … ARG{script.missing_argument}'"
         ) from None
 
 
@@ -324,7 +325,7 @@ def _read_training_command(
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
-    readable_source = _with_written_files(source_file, script.files)
+    readable_source = _with_written_files(source_file, script.written_files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
@@ -348,13 +349,13 @@ def _read_training_command(
             for previous_word, command_word in pairwise(command_line.words)
             if is_unset_variable(command_word) and not previous_word.startswith("--")
         }
-        unset_variables = sorted(script.unset | skipped_variables)
+        unset_variables = sorted(script.unset_variables | skipped_variables)
         return replace(
             readable_source,
             world_size=world_size,
             env=source_env,
-            script=command_line.program,
-            unset=unset_variables,
+            script_name=command_line.program,
+            unset_variables=unset_variables,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
@@ -485,7 +486,7 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
         return program_commands[0]
     loop_values_by_variable: dict[str, list[str]] = {}
     for program_command in program_commands:
-        for variable, loop_value in program_command.loops:
+        for variable, loop_value in program_command.loop_values:
             loop_values_by_variable.setdefault(variable, []).append(loop_value)
     loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()}
     varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
@@ -532,7 +533,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
     A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
-    read_file, fetch_table = source_file.read_text, source_file.fetch
+    read_file, fetch_table = source_file.read_text, source_file.fetch_table
     if not written_files or read_file is None or fetch_table is None:
         return source_file
 
@@ -550,7 +551,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
             raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
         return _parse_table(file_text, error_name)
 
-    return replace(source_file, read_text=read_text_file, fetch=read_table)
+    return replace(source_file, read_text=read_text_file, fetch_table=read_table)
 
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:

@@ -158,7 +158,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reader_of(source_file) as reader:  # a TARGET may replace the model
-        script_name = source_file.script.rpartition("/")[2]
+        script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
             reader.unknown[script_name] = OTHER_HEAD
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})

@@ -250,7 +250,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         source=SOURCE,
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
-        sleeps=engine_sleeps,
+        sleeps_while_idle=engine_sleeps,
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),

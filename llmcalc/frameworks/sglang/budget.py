@@ -558,7 +558,9 @@ def memory(server: SGLangServer) -> EngineMemory:
         weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
         slot_pool = server.state_pool_in_bytes(rank, cache_bytes)
-        cache_tokens = server.cache_tokens_in_bytes(rank, cache_bytes if slot_pool is None else slot_pool.left)
+        cache_tokens = server.cache_tokens_in_bytes(
+            rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
+        )
         has_request_slots = slot_pool is None or slot_pool.requests > 0
         stage_memories.append((cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
     cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
@@ -655,7 +657,7 @@ def _states_note(slot_pool: StatePool | None, concurrency: float) -> str:
     if slot_pool is None or slot_pool.requests >= concurrency:
         return ""
     return (
-        f"{slot_pool.slots:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
+        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
         "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )
 

@@ -66,15 +66,15 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="SGLang",
         terms=memory_terms,
         version=log_values.version,
-        free=log_values.last_size("free"),
+        free_bytes=log_values.last_size("free"),
         model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
         | ({} if logged_flags else layout_flags)
         | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
         has_arguments=bool(logged_flags),
         message=startup_message.strip(),
-        refused=bool(startup_message),
-        flag="--mem-fraction-static" if startup_message else "",
+        refused_to_start=bool(startup_message),
+        suggested_flag="--mem-fraction-static" if startup_message else "",
         oom_flag="--mem-fraction-static",
         layout_note="" if logged_flags else layout_note,
     )
