@@ -153,8 +153,8 @@ class Hardware(Record):
     def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized_entries: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
-        for configuration in sized_entries:
+        memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
+        for configuration in memory_configurations:
             if (
                 configuration.usable_memory_bytes is not None
                 and configuration.usable_memory_bytes > configuration.memory_bytes
@@ -271,7 +271,7 @@ class MemoryFit:
 
     @property
     def is_nominal(self) -> bool:
-        """Whether `capacity` is the nominal memory, because the usable memory is unknown."""
+        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
         return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 
     @property

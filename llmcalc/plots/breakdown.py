@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
-from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
+from ..reports.time_estimate import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
 from ..studies.timed_run import TimedNode, TimedRun
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label

@@ -343,7 +343,9 @@ def ask_engine_fit(
         options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in options]
+        token_times = [
+            decoded_token_time(preset, engine, version, layout_option, user_count) for layout_option in options
+        ]
         return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(options, report, best_option.serves)

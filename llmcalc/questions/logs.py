@@ -249,9 +249,11 @@ def _engine_run(
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
-    cache = next((term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0)
-    if uses_logged_cache and cache and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
-        engine_flags[CACHE_SIZE] = cache
+    logged_cache_bytes = next(
+        (term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0
+    )
+    if uses_logged_cache and logged_cache_bytes and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
+        engine_flags[CACHE_SIZE] = logged_cache_bytes
     scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
@@ -372,11 +374,14 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
     if preset is None or not (parsed_log.cache_tokens and parsed_log.cache_dtype):
         return None
     try:
-        cache = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
+        cache_size = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache.groups)
-    return cache.bytes if is_uniform else None
+    is_uniform = all(
+        layer_group.width is not None and layer_group.tokens == parsed_log.cache_tokens
+        for layer_group in cache_size.groups
+    )
+    return cache_size.bytes if is_uniform else None
 
 
 def _wrong_term_and_flag(

@@ -113,8 +113,8 @@ class UsualEngine:
         engine_memory = self.memory_for_users(users)
         if engine_memory is None or engine_memory.has_room_for(users):
             return users
-        divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(engine_memory.max_users())) if divides_cache and engine_memory.starts else 0
+        has_data_parallel_caches = self.record.serving_flags is None  # one cache for any number of users
+        return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.

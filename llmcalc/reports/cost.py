@@ -13,10 +13,10 @@ from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
-from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes
+from .rank_texts import candidate_cell
 from .serve import layout_text
-from .share import candidate_cell
 from .summary import model_data
+from .time_estimate import duration_text, range_unit, test_errors_text, unpriced_notes
 
 TITLES = {
     "days": ("days", "days"),

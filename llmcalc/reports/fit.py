@@ -23,9 +23,9 @@ from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import device_phrase, plural, tag_format_notes, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards, notes_on_other_accelerators
-from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
-from .share import layout_cell, layout_text
+from .rank_texts import layout_cell, layout_text
 from .summary import model_data
+from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
 
 LARGEST_COLUMNS = (
     Column("quantity", "limit", justify="left"),
@@ -143,7 +143,7 @@ def report(
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
@@ -154,11 +154,11 @@ def report(
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        report_parts = report_parts._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
+        shared_content = shared_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
         changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return report_parts.report(
+    return shared_content.report(
         preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, json_document, changes_note
     )
 
@@ -248,7 +248,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on "
         f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
@@ -256,7 +256,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         table_rows,
         notes,
     )
-    return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
+    return shared_content.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
@@ -327,20 +327,20 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             for tried_replica in serving_answer.tried_replicas
         ],
     }
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
         notes,
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return report_parts.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
+    return shared_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
-class _FitScreen(NamedTuple):
+class _FitReportContent(NamedTuple):
     """The common content of the reports for one device and for several devices.
 
     answer, subtitle, rows, notes: those of the first table.

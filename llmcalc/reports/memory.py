@@ -99,14 +99,16 @@ def report(
     table_columns, table_rows = (
         phase_columns_and_rows(device, memory_use)
         if memory_use.phase == "training"
-        else kind_columns_and_rows(device, memory_use)
+        else memory_kind_columns_and_rows(device, memory_use)
     )
-    parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
+    memory_kinds_table = Table(
+        preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts"
+    )
     phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, run_memory, accelerator_fits),
-        [parts_table, phase_table, fits_table],
+        [memory_kinds_table, phase_table, fits_table],
         warnings=warnings_of_notes(preset, warnings),
     ).with_target(preset.target)
 
@@ -189,7 +191,9 @@ def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
     return f"{accelerator_fit.verdict}*" if accelerator_fit.is_nominal else accelerator_fit.verdict
 
 
-def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def memory_kind_columns_and_rows(
+    device: DeviceMemory, device_use: MemoryUse | None = None
+) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.

@@ -58,7 +58,7 @@ def engine_note(rollout: Rollout | None) -> str:
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
+    phases: Sequence[RolloutPhase], table_heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
     table_columns = [
@@ -76,7 +76,7 @@ def phases_table(
             table_rows.append(Row([memory_row_name, *(term_bytes or None for term_bytes in phase_sums)]))
     phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
     return Table(
-        heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
+        table_heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )
 
 

@@ -16,8 +16,8 @@ from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, plural, published_tag_notes, too_long_notes, warnings_of_notes
-from .seconds import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 from .summary import model_data
+from .time_estimate import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 
 NOT_COUNTED = (
     "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",

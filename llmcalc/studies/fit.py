@@ -269,7 +269,7 @@ def _next_trial_number(
 
 
 def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
-    """Extrapolates the two largest numbers that fit, to where the line through their bytes reaches the capacity."""
+    """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,

@@ -26,7 +26,7 @@ from .plan import (
     LayoutPlan,
     Nearest,
     Order,
-    ended_search_error,
+    incomplete_search_error,
     plan_of,
     replayed_bytes,
     search_budget,
@@ -97,7 +97,7 @@ def fit_devices(
         devices_question = replace(devices_question, several_devices_question=question_of(*run_on_several))
     layout_plan = devices_question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise ended_search_error(layout_plan)
+        raise incomplete_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         most_frequent_reason = max(

@@ -208,8 +208,10 @@ def hardware_options(
             continue
         # runs are made as far as an accelerator needs them, and once for all
         device_runs, candidate_runs = tee(device_runs)
-        usual_runs = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
-        options.append(_hardware_option(usual_runs, hardware, model_memory.runtime, cuda_runtime_of(hardware)))
+        runs_on_usual_number = _runs_on_usual_number(candidate_runs, hardware, layout_request, is_training)
+        options.append(
+            _hardware_option(runs_on_usual_number, hardware, model_memory.runtime, cuda_runtime_of(hardware))
+        )
     return tuple(
         sorted(
             options,
@@ -259,7 +261,9 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        excessive_run_bytes = next((count for count in byte_lower_bounds if count > hardware.capacity_bytes), None)
+        excessive_run_bytes = next(
+            (device_count for device_count in byte_lower_bounds if device_count > hardware.capacity_bytes), None
+        )
         if excessive_run_bytes is not None:
             too_large_runs.append((excessive_run_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":

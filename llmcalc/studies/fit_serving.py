@@ -85,7 +85,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.runtime), hardware
     )
     batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
-    for rank in _end_ranks(best_replica.layout):
+    for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
@@ -172,14 +172,14 @@ def serving_layouts(model_memory: Memory, layout_request: LayoutRequest, devices
 
 def _can_build_program(model_memory: Memory, layout: Layout) -> bool:
     try:
-        for rank in _end_ranks(layout):
+        for rank in _first_and_last_ranks(layout):
             inference_rank(model_memory, layout, rank, model_memory.runtime)
     except InputError:
         return False
     return True
 
 
-def _end_ranks(layout: Layout) -> tuple[int, ...]:
+def _first_and_last_ranks(layout: Layout) -> tuple[int, ...]:
     """Returns a rank of the first and of the last pipeline stage, which have the embedding and the head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
@@ -188,7 +188,7 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.runtime)).fit_on(hardware)
-        for rank in _end_ranks(layout)
+        for rank in _first_and_last_ranks(layout)
     }
     rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed_bytes, -rank))
     return ReplicaFit(layout, rank, fit_by_rank[rank])

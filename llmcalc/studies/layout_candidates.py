@@ -78,11 +78,11 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     for candidate, is_tie in zip(candidates_by_seconds, ties_with_previous(candidates_by_seconds), strict=True):
         tied_groups[-1:] = [[*tied_groups[-1], candidate]] if is_tie else [*tied_groups[-1:], [candidate]]
     return [
-        candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_kinds_of_parallelism)
+        candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_parallelism_counts)
     ]
 
 
-def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
+def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
     """Returns the size of context parallelism, and the number of kinds of parallelism of a layout."""
     layout = candidate.layout
     group_sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp

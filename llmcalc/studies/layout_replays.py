@@ -1,4 +1,4 @@
-"""The replays of a search's layouts on the allocator, several of them at a time where the command line may fork.
+"""Replays a search's layouts on the caching allocator, in several processes if the command may fork.
 
 The result and the work of a replay depend neither on the process that runs it nor on replays before it.
 """
@@ -109,7 +109,7 @@ class LayoutReplays:
         self._calls.close()
 
     def begin(self, runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
-        """Begins replays that will probably be asked for, in this order, if there are several processes.
+        """Starts replays that the search will probably need, in this order, if there are several processes.
 
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
             that is not known yet.
@@ -145,17 +145,17 @@ class LayoutReplays:
         return replayed_layout.bytes
 
     def _task(self, run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
-        """Returns the task of a run. has_no_limit: whether no bytes of a rank can end it, so that its work does."""
+        """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
         first_stage = self._largest_stage(*run) if run.layout.pp > 1 else None
         return ReplayTask(run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _replay(self, task: ReplayTask) -> ReplayedLayout:
-        """Runs a task. Its work is counted where the result is asked for, as it may run in another process."""
+        """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
         model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
         return replay_layout(model_memory, self._framework, self._version, task)
 
 
 def _sizes_of_passes(run: LayoutRun) -> tuple[object, ...]:
-    """Returns the sizes that determine the passes of layers: runs with equal ones share recorded passes."""
+    """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
     layout = run.layout
     return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, run.recompute

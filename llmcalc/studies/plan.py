@@ -93,7 +93,7 @@ class LayoutEstimates:
 
     memory: Memory
     framework: Framework
-    _with: dict[str, LayoutEstimates] = field(default_factory=dict)
+    _estimates_by_recompute: dict[str, LayoutEstimates] = field(default_factory=dict)
     _without_recompute: LayoutEstimates | None = None
 
     @cached_property
@@ -113,10 +113,12 @@ class LayoutEstimates:
         """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
         if recompute_mode == AS_CONFIGURED:
             return self
-        if recompute_mode not in self._with:
+        if recompute_mode not in self._estimates_by_recompute:
             recomputing_memory = self.memory.with_(recompute=recompute_mode)
-            self._with[recompute_mode] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
-        return self._with[recompute_mode]
+            self._estimates_by_recompute[recompute_mode] = LayoutEstimates(
+                recomputing_memory, self.framework, _without_recompute=self
+            )
+        return self._estimates_by_recompute[recompute_mode]
 
 
 @frozen
@@ -385,7 +387,7 @@ def plan_of(
         version=version,
     )
     if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
-        raise ended_search_error(layout_plan)
+        raise incomplete_search_error(layout_plan)
     return layout_plan
 
 
@@ -400,7 +402,7 @@ def search_budget() -> WorkBudget:
     return WorkBudget(WORK_OF_SEARCH)
 
 
-def ended_search_error(layout_plan: LayoutPlan) -> InputError:
+def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
     plan = layout_plan.plan
     return InputError(
@@ -498,7 +500,7 @@ class LayoutOrder:
     exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
-    _measured: set[tuple[object, ...]] = field(default_factory=set)
+    _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
         """Returns the plan of the layouts.
@@ -604,9 +606,9 @@ class LayoutOrder:
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
-            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
+            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._estimated_sizes:
                 candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
-            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
+            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
                 try:
                     candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
@@ -657,7 +659,7 @@ class LayoutOrder:
             layout_run = layout, micro_batches, recompute
             if (
                 needs_fit
-                and _kernel_layout_sizes(layout) in self._measured
+                and _kernel_layout_sizes(layout) in self._estimated_sizes
                 and (
                     self._is_too_large(*layout_run)
                     or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
@@ -678,7 +680,7 @@ class LayoutOrder:
                 if last_candidate is None:
                     raise
                 continue
-            self._measured.add(_kernel_layout_sizes(layout))
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
             candidate_bytes = tensor_bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
                 layout,

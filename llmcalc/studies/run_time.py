@@ -224,7 +224,7 @@ class TrainingTimes:
 
     @property
     def _stops_early(self) -> bool:
-        """Whether a layer that runs again stops at the last tensor that its backward pass needs."""
+        """Whether the recomputation of a layer stops at the last tensor that the backward pass needs."""
         return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -458,10 +458,12 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
     if quantized_weights is None:
         dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
         return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.count.total), cache_bits)
-    label = quantized_weights.scheme.label
-    dtype = next((name for prefix, name in SCHEME_FORMATS if label.startswith(prefix)), QUANTIZED)
+    format_label = quantized_weights.scheme.label
+    dtype = next(
+        (name for component_prefix, name in SCHEME_FORMATS if format_label.startswith(component_prefix)), QUANTIZED
+    )
     elements_by_component = memory_use.count.by_component
-    head_kinds = [kind for kind in ("lm_head", "embedding") if kind in elements_by_component]
+    head_kinds = [head_kind for head_kind in ("lm_head", "embedding") if head_kind in elements_by_component]
     layer_bits, *head_bits = (
         float(
             8
@@ -469,7 +471,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
             / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [kind for kind in elements_by_component if kind not in ("lm_head", "embedding")],
+            [head_kind for head_kind in elements_by_component if head_kind not in ("lm_head", "embedding")],
             head_kinds[:1],
         )
         if component_kinds

@@ -119,9 +119,13 @@ class TimedRun:
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """What the estimate does not count. A stack with seconds per sequence counts how the host samples."""
+        """The costs that the time estimate leaves out, as text, such as sampling on the host."""
         counts_sampling = self.phase == "decode" and self.stack.host_sequence > 0
-        return tuple(text for text in NOT_COUNTED[self.phase] if not (counts_sampling and text == SAMPLING))
+        return tuple(
+            uncounted_text
+            for uncounted_text in NOT_COUNTED[self.phase]
+            if not (counts_sampling and uncounted_text == SAMPLING)
+        )
 
     @property
     def seconds(self) -> float:

@@ -11,8 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
-from llmcalc.reports.seconds import FACTORS, duration_unit
 from llmcalc.reports.serve import layout_text
+from llmcalc.reports.time_estimate import FACTORS, duration_unit
 from llmcalc.studies.server import LatencyLimits
 
 pytest.importorskip("matplotlib")

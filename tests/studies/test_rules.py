@@ -21,7 +21,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.studies.rules import (
+from llmcalc.studies.flop_rules import (
     FlopRule,
     ModelSizes,
     chinchilla_appendix_f,

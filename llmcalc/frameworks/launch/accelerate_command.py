@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
+from .deepspeed_auto_values import AUTO_BATCH, AUTO_FORMATS
 from .record import LaunchSource, ReadText, Table
 from .unresolved import is_unresolved, printable, unresolved_reason
 from .yaml_text import parse_yaml

@@ -1,4 +1,4 @@
-"""Finds what a Python file does to its model beside loading it, from the syntax tree: formats, freezing, adapters.
+"""Finds changes that a Python file makes to its loaded model, from the syntax tree: formats, freezing, adapters.
 
 A change that readers of Python files model is an argument of the Trainer; any other is an unknown argument, so that a
 run is never counted as if the file had left its model alone. Sources: PEFT 0.18 (peft/tuners/*/config.py), transformers
@@ -68,7 +68,7 @@ FROZEN = "parameters that the file freezes are counted as trained"
 
 @dataclass
 class ModelChanges:
-    """What a Python file does to its model.
+    """The changes that a Python file makes to its model.
 
     arguments: equivalent arguments of the Trainer.
     unknown: change → why it is not modelled.
@@ -81,38 +81,38 @@ class ModelChanges:
 
 
 def changes_of_model(
-    syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
+    syntax_tree: ast.Module, call_nodes: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> ModelChanges:
-    """Returns what a Python file does to its model.
+    """Returns the changes that a Python file makes to its model, such as freezing or adapters.
 
-    calls: the calls of the file, by line.
+    call_nodes: the calls of the file, by line.
     lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
     """
     changes = ModelChanges()
     models = _model_names(syntax_tree)
-    _add_adapters(changes, syntax_tree, calls, lora_arguments)
-    _add_optimizer(changes, syntax_tree, calls)
-    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
+    _add_adapters(changes, syntax_tree, call_nodes, lora_arguments)
+    _add_optimizer(changes, syntax_tree, call_nodes)
+    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown["requires_grad"] = FROZEN
-    for call in calls:
+    for call in call_nodes:
         _add_conversion(changes, call, models)
         _add_head(changes, call)
-    _add_sizes(changes, syntax_tree, calls)
+    _add_sizes(changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
         changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
-    if any(_called_name(call) == "resize_token_embeddings" for call in calls):
+    if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
         changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
     return changes
 
 
 def _called_name(call: ast.Call) -> str:
-    """Returns the last component of a called function's name, also of a method of what another call returns."""
+    """Returns the last component of a called function's name: `to` for both `model.to(…)` and `load(…).to(…)`."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
 
 
 def _is_model_call(expression: ast.expr) -> bool:
-    """Whether an expression gives the trained model: a call that loads, converts or adapts it."""
+    """Whether an expression returns the trained model: a call that loads or converts the model, or adds adapters."""
     while isinstance(expression, ast.Call):
         called_name = dotted_name_of(expression.func)
         method = called_name.rpartition(".")[2]
@@ -123,7 +123,7 @@ def _is_model_call(expression: ast.expr) -> bool:
 
 
 def _model_names(syntax_tree: ast.Module) -> set[str]:
-    """Returns the variables that hold the trained model."""
+    """Returns the names of the variables to which the trained model is assigned."""
     assignments = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
     ]
@@ -163,7 +163,7 @@ def _is_unset(value_node: ast.expr) -> bool:
 
 
 def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
-    """Records an optimizer that the file creates and gives the trainer, which then creates none by `optim`."""
+    """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
         target.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
@@ -172,10 +172,14 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
         if isinstance(target, ast.Name)
     }
     for call in calls:
-        pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
-        if not _called_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
+        argument_pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+        if (
+            not _called_name(call).endswith("Trainer")
+            or not isinstance(argument_pair, ast.Tuple | ast.List)
+            or not argument_pair.elts
+        ):
             continue
-        optimizer = pair.elts[0]
+        optimizer = argument_pair.elts[0]
         if isinstance(optimizer, ast.Constant) and optimizer.value is None:
             continue
         class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
@@ -210,7 +214,7 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_of_trained_model(owner_node: ast.expr) -> bool:
-    """Whether no name in an expression is that of a model beside the trained one."""
+    """Whether an expression names only the trained model, and no other model such as a reference model."""
     node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
     return not any(map(OTHER_MODELS.search, node_names))
 
@@ -241,7 +245,7 @@ def _add_head(changes: ModelChanges, call: ast.Call) -> None:
 
 
 def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
-    """Records sizes that the file gives a published configuration, as arguments or as attributes."""
+    """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
     for call in calls:
         if _called_name(call) in ("from_pretrained", "from_config"):
@@ -267,7 +271,7 @@ def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
         targets = statement.targets
     for target in targets:
         target_node = target.value if isinstance(target, ast.Subscript) else target
-        first_name, _, path = dotted_name_of(target_node).partition(".")
-        if first_name in models and path.rpartition(".")[2] in LAYER_LISTS:
+        owner_name, _, path = dotted_name_of(target_node).partition(".")
+        if owner_name in models and path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

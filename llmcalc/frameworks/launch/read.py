@@ -38,7 +38,7 @@ from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
 from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
-from .windows import posix_paths
+from .windows_scripts import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 SERVER_FILES = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
@@ -213,18 +213,23 @@ WRAPPERS = {
 
 
 def _training_loop_advice(file_text: str) -> str:
-    """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
+    """Returns advice for a Python file with a custom training loop: the command to type, with the file's model."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
-    target_word = "TARGET" if loaded_model is None else loaded_model[1]
-    options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
-    return f"{target_word} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
+    model_target = "TARGET" if loaded_model is None else loaded_model[1]
+    options = next(
+        (options for program_pattern, options in WRAPPERS.items() if re.search(program_pattern, file_text)), ""
+    )
+    return f"{model_target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
-    launchers = (framework(folder).launcher for folder in NAMES)
-    commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
+    launchers = (framework(program_folder).launcher for program_folder in NAMES)
+    commands = (
+        rf"{program_folder}\s+({'|'.join(command_verbs)})" if command_verbs else program_folder
+        for program_folder, command_verbs in CONSOLE_PROGRAMS.items()
+    )
     program_regex = "|".join(
         (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
     )
@@ -237,7 +242,7 @@ def starts_python(file_text: str) -> bool:
 
 
 def _is_script(file_text: str) -> bool:
-    """Whether a text is a shell script, which starts Python and has arguments or variables."""
+    """Whether a text is a shell script that starts Python with arguments or variables."""
     if not starts_python(file_text) or not re.search(
         r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]++=)|\S\.ya?ml\b", file_text
     ):
@@ -335,14 +340,14 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         launcher_words = [*batch, *command_line.launcher]
-        fills_machines = starts_on_every_device(command_line)
+        starts_on_all_devices = starts_on_every_device(command_line)
         world_size = source_file.world_size or process_count(
-            launcher_words, source_env, are_processes=not fills_machines
+            launcher_words, source_env, counts_processes=not starts_on_all_devices
         )
         if world_size is None:
             launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
-        if world_size is None and fills_machines:
+        if world_size is None and starts_on_all_devices:
             world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
             printable(command_word)
@@ -488,8 +493,12 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
     for program_command in program_commands:
         for variable, loop_value in program_command.loop_values:
             loop_values_by_variable.setdefault(variable, []).append(loop_value)
-    loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()}
-    varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
+    loop_values_of_variable = {
+        variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
+    }
+    varying_loops = {
+        variable: loop_values for variable, loop_values in loop_values_of_variable.items() if len(loop_values) > 1
+    }
     line_numbers = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         pinned_variables = " ".join(
@@ -570,7 +579,7 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _table_kind(command_line: CommandLine) -> LaunchFile | None:
-    """Returns the kind of files whose keys are the arguments of a command; None for other commands."""
+    """Returns the kind of config file whose keys are a command's arguments; None for other commands."""
     return next((kind for kind in launch_file_kinds() if command_line.program in kind.commands), None)
 
 
@@ -641,9 +650,9 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
         return None
     machines_texts = [
         environment.get("NNODES", ""),
-        *(text for kind, text in _launcher_counts(launcher) if kind == "machines"),
+        *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
     ]
-    machines = [int(text) for text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", text)]
+    machines = [int(count_text) for count_text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)]
     return visible_count * (machines[-1] if machines else 1)
 
 
@@ -660,11 +669,11 @@ def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def process_count(launcher: list[str], environment: Mapping[str, str], *, are_processes: bool = True) -> int | None:
+def process_count(launcher: list[str], environment: Mapping[str, str], *, counts_processes: bool = True) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
-    are_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
+    counts_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
     """
     counts_by_kind: dict[str, int] = {}
     for variable_name, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
@@ -679,7 +688,7 @@ def process_count(launcher: list[str], environment: Mapping[str, str], *, are_pr
         return counts_by_kind["all"]
     if "each" in counts_by_kind:
         return counts_by_kind["each"] * machine_count
-    if not are_processes:
+    if not counts_processes:
         return None
     if "tasks" in counts_by_kind:
         return counts_by_kind["tasks"]

@@ -332,7 +332,7 @@ DATA_NAME = re.compile(
 
 @dataclass
 class LaunchReader:
-    """The state of a launch file's reader: the file, and the notes collected so far.
+    """Reads values of a launch file, and collects notes, unknown and ignored arguments while reading.
 
     source: the file.
     unknown: argument → why it is not modelled.

@@ -1,4 +1,4 @@
-"""Training scripts that take the Trainer's arguments beside arguments of their own, as arguments of the Trainer alone.
+"""Translates the arguments of known training scripts (QLoRA, LLaVA, Firefly, …) to arguments of the Trainer.
 
 Sources: examples/sft/{train,utils}.py of PEFT (2026-08), examples/huggingface/training.py of Liger-Kernel
 (2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow (2026-08), llava/train/train.py of LLaVA 1.5,
@@ -23,7 +23,7 @@ BOOLEANS = (True, 1, "1")
 
 @dataclass(frozen=True)
 class TrainerScript:
-    """A script with arguments of its own.
+    """A known training script with arguments besides the Trainer's.
 
     title: the script's name in notes.
     distinctive_arguments: arguments of which the others have none; one of them is enough to recognize the script.
@@ -45,12 +45,12 @@ class TrainerScript:
     absent_arguments: frozenset[str] = frozenset()
 
     def runs(self, config: Table) -> bool:
-        """Whether arguments are those of the script."""
+        """Whether a command's arguments are those of this script."""
         return bool(self.distinctive_arguments & config.keys()) and not self.absent_arguments & config.keys()
 
 
 def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
-    """Returns the arguments of the Trainer that do the same as those of a known script; other arguments unchanged."""
+    """Returns the equivalent Trainer arguments of a known script's arguments; other arguments unchanged."""
     training_script = next((script for script in SCRIPTS if script.runs(config)), None)
     if training_script is None:
         return config
@@ -101,7 +101,7 @@ def _quantization_arguments(
 
 
 def _loaded_weight_format(config: Table) -> str:
-    """Returns the format of weights that are loaded in bf16 where products are, and in float32 otherwise."""
+    """Returns the format of loaded weights: bf16 if products are in bf16, otherwise float32."""
     return "bfloat16" if config.get("bf16") in BOOLEANS else "float32"
 
 
@@ -163,7 +163,7 @@ def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) -> dict[str, Any]:
-    """Returns the arguments of LLaVA's script and of those that descend from it."""
+    """Returns the Trainer arguments that LLaVA's script and scripts derived from it imply."""
     return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),

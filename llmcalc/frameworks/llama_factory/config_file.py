@@ -161,7 +161,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
         if training_stage == "rm":
-            run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
+            run_settings |= pair_settings(reader, "reward", run_settings, computes_logits=True)
             reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif training_stage == "dpo":
             loss = str(reader.value(config, "pref_loss", "sigmoid"))

@@ -210,10 +210,10 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
     A list or a table of Python's literals is that list or table, another one is its text.
     """
     values_by_name: dict[str, Any] = {}
-    position, is_cut_off = 0, False
-    while (pair_match := _PAIR.search(arguments_text, position)) is not None:
+    text_position, is_cut_off = 0, False
+    while (pair_match := _PAIR.search(arguments_text, text_position)) is not None:
         printed_value: Any = pair_match["value"]
-        position = pair_match.end()
+        text_position = pair_match.end()
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"
         elif printed_value[0] in "'\"":
@@ -223,7 +223,7 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
             if not container_text:
                 is_cut_off = True
                 continue
-            position = pair_match.start("value") + len(container_text)
+            text_position = pair_match.start("value") + len(container_text)
             printed_value = _literal_value(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name

@@ -25,12 +25,12 @@ from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
-from .compressed import compressed_tokens
-from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
+from .compressed_pools import compressed_tokens
+from .cuda_graphs import decode_graphs_mib, prompt_graphs_mib
 from .flags import SCHEMES
-from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
-from .states import RankLoad, StatePool, state_pool
+from .recurrent_states import RankLoad, StatePool, state_pool
+from .speculation import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
 from .versions import SGLangRecord, SGLangRules, sglang_record
 from .weights import loaded_scale_bytes, unused_segment_bytes
 

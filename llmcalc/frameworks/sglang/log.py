@@ -46,7 +46,11 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
-    ranks = [int(match[1]) for log_line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(log_line[:120]))]
+    ranks = [
+        int(flag_match[1])
+        for log_line in log_text.lines_with(*RANK_HINTS)
+        if (flag_match := _RANK.search(log_line[:120]))
+    ]
     first_rank = min(ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
     logged_flags: dict[str, Any] = {}
@@ -60,7 +64,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags))
     if not memory_terms and not startup_message:
         return None
-    known_fields = {flag.field_name for flag in flags() if not flag.is_idle and not flag.refused}
+    known_fields = {flag_name.field_name for flag_name in flags() if not flag_name.is_idle and not flag_name.refused}
     return ParsedLog(
         program="sglang",
         title="SGLang",

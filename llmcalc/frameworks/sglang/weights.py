@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...ops import ExpertLinear
 from ...optional import included_part_names
 from ..engines.rank import EngineRank
-from ..engines.weight_matrices import segment_rests
+from ..engines.weight_matrices import segment_remainders
 
 MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 """Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
@@ -34,4 +34,4 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
 
 def unused_segment_bytes(rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(rest_bytes * segments for rest_bytes, segments in segment_rests(rank).items())
+    return sum(rest_bytes * segments for rest_bytes, segments in segment_remainders(rank).items())

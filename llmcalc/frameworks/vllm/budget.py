@@ -197,7 +197,7 @@ class VLLMServer(VLLMSettings):
         return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes beside a rank's weights that torch counts as allocated with them.
+        """Returns the remainders of weight segments that torch's allocator counts as allocated.
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
@@ -424,9 +424,10 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
-    if batch_tokens < server.batch_of_an_item:
+    if batch_tokens < server.largest_input_tokens:
         message_start = message_texts["whole_item"]
-        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {server.batch_of_an_item}"
+        expected_text = f"expected at least {server.largest_input_tokens}"
+        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); {expected_text}"
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"

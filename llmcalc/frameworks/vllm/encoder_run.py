@@ -138,10 +138,12 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
     The configs of 12B, 26B-A4B and 31B state it (`use_bidirectional_attention`: vision). Those of E2B and E4B, which
     have an embedding of every layer, do not.
     """
-    budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
+    token_budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
     if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
         return 0
-    return max((budget.max_tokens for budget in budgets if isinstance(budget, TokenBudget)), default=0)
+    return max(
+        (token_budget.max_tokens for token_budget in token_budgets if isinstance(token_budget, TokenBudget)), default=0
+    )
 
 
 def encoder_run(
@@ -170,25 +172,27 @@ def encoder_run(
         images_per_input = max(
             1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, most_images)
         )
-    mark_tokens = int(getattr(image_resizing, "marks", 0))
+    timestamp_tokens = int(getattr(image_resizing, "marks", 0))
     tokens, image_patches = (
-        largest_image.tokens - mark_tokens,
+        largest_image.tokens - timestamp_tokens,
         largest_image.parts * largest_image.rows * largest_image.columns,
     )
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
-        images_per_input, tokens, mark_tokens = (
+        images_per_input, tokens, timestamp_tokens = (
             encoder_request.videos_as_images.frames,
             encoder_request.videos_as_images.frame_tokens,
             encoder_request.videos_as_images.marks,
         )
-    tokens, marked_tokens = (
+    tokens, tokens_with_timestamps = (
         images_per_input * tokens,
-        images_per_input * (tokens + (mark_tokens if encoder_request.videos_as_images is not None else 0)),
+        images_per_input * (tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
     )
-    token_budget = max(encoder_request.max_num_batched_tokens, marked_tokens)
-    prompt_images = max(1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // marked_tokens))
-    image_count = max(1, min(token_budget // marked_tokens, encoder_request.max_num_seqs * prompt_images))
+    token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
+    prompt_images = max(
+        1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // tokens_with_timestamps)
+    )
+    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_images))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = encoder_request.element_bytes

@@ -206,8 +206,8 @@ def _pool_of_layer_groups(
         state_block_tokens = -(-state_bytes // (token_bytes * state_alignment)) * state_alignment
         block_size = max(block_size, state_block_tokens)
     layer_counts = [*layers_by_kind.values(), *([state_layers] if recurrent_states else [])]
-    smallest_count, largest_count = min(layer_counts), max(layer_counts)
-    layers_per_group = largest_count if largest_count < PADDING_RATIO * smallest_count else smallest_count
+    fewest_layers, most_layers = min(layer_counts), max(layer_counts)
+    layers_per_group = most_layers if most_layers < PADDING_RATIO * fewest_layers else fewest_layers
     layer_groups = [
         LayerGroup(-(-layers // layers_per_group), window, block_tokens=block_ratio * block_size)
         for (window, block_ratio), layers in layers_by_kind.items()

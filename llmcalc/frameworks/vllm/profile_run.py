@@ -63,7 +63,7 @@ class ProfileRun(NamedTuple):
         return 0 if self.encoder is None else self.encoder.pass_bytes
 
     @property
-    def bytes_of_images(self) -> int:
+    def bytes_of_encoded_images(self) -> int:
         """Bytes of image inputs and encoder outputs that stay allocated while the text model runs."""
         if self.encoder is None:
             return 0
@@ -103,7 +103,7 @@ class ProfileRun(NamedTuple):
         """Returns the peak bytes of the profile run above the weights."""
         text_model_bytes = (
             max(self.layer_bytes(rank, version_rules), self.bytes_after_layers(rank, version_rules))
-            + self.bytes_of_images
+            + self.bytes_of_encoded_images
         )
         pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.attention_workspace
         return max(pass_bytes, self.compilation_bytes)
@@ -122,7 +122,7 @@ class ProfileRun(NamedTuple):
             return "compiling, with a second embedding table"
         if (
             self.encoder is not None
-            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
+            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_encoded_images
         ):
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"
         if not self.is_last_stage or layer_bytes > bytes_after_layers:

@@ -62,8 +62,12 @@ class UnknownField(NamedTuple):
         if field_name == PER_LAYER and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
-            numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
-            if len(numbers) > 1 and not numbers <= {0, 1} and all(type(value) is int for value in self.value):
+            layer_numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
+            if (
+                len(layer_numbers) > 1
+                and not layer_numbers <= {0, 1}
+                and all(type(value) is int for value in self.value)
+            ):
                 return True
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(nested_element) for nested_element in self.value}) > 1

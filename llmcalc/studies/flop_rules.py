@@ -78,14 +78,14 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None:
-    """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
+    """Returns (heads, head size, active FFN width) of a transformer layer; None for layers of other kinds."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.head_sizes(input_width), network.active_width()
-    if mixer.kind != "attention" or head_sizes is None or active_width is None:
+    head_sizes, active_ffn_width = mixer.head_sizes(input_width), network.active_width()
+    if mixer.kind != "attention" or head_sizes is None or active_ffn_width is None:
         return None
-    return head_sizes.heads, head_sizes.head_dim, active_width
+    return head_sizes.heads, head_sizes.head_dim, active_ffn_width
 
 
 def sizes_of_model(spec: ModelSpec) -> ModelSizes:
@@ -152,7 +152,9 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> FlopRule:
+    def rule(
+        rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, rule_remark: str = ""
+    ) -> FlopRule:
         return FlopRule(
             rule_key,
             rule_name,
@@ -161,7 +163,7 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
             total_flops,
             total_flops / full_flops - 1,
             total_flops / causal_flops - 1,
-            remark,
+            rule_remark,
         )
 
     flop_rules = [

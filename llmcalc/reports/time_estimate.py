@@ -18,7 +18,7 @@ from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import TimeStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
-from .share import layout_cell
+from .rank_texts import layout_cell
 from .summary import model_data
 
 SUBJECTS = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
@@ -232,7 +232,7 @@ def other_exchange_notes(
 
 
 def _exchange_text(time_stack: TimeStack) -> str:
-    """Returns the name of the messages by which experts get their tokens."""
+    """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
     if time_stack.gathers_tokens:
         return "all-gathers of all tokens"
     return "NCCL's all-to-all" if time_stack.sends_copies else "those of DeepEP"
@@ -284,7 +284,7 @@ def report(
         *float16_notes(timed_run.hardware, timed_run.formats.dtype),
         *_time_notes(timed_run, measured_run is not None),
     ]
-    parts_table = Table(
+    time_parts_table = Table(
         preset.display,
         PART_COLUMNS,
         list(_time_part_rows(timed_run)),
@@ -298,7 +298,7 @@ def report(
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
     json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
-    tables = [parts_table, node_table]
+    tables = [time_parts_table, node_table]
     return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
@@ -392,12 +392,12 @@ HOST_BANDWIDTH = 100_000_000_000
 
 
 def _seconds_with_host(timed_run: TimedRun) -> float:
-    """The seconds of a token whose layers beyond the device's memory run on the host, which reads their weights."""
+    """Returns the seconds per token of a model with some layers on the host, whose memory reads their weights."""
     share_on_host = 1 - timed_run.hardware.capacity_bytes / timed_run.resident_bytes
     device = timed_run.device
     read_bytes = sum(
-        count * operation.memory * min(device.memory_rate, device.vector_rate)
-        for count, operation in timed_run.operations
+        run_count * operation.memory * min(device.memory_rate, device.vector_rate)
+        for run_count, operation in timed_run.operations
         if operation.kind in ("product", "experts")
     )
     return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH

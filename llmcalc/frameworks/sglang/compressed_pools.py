@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
 from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
-from .states import RankLoad
+from .recurrent_states import RankLoad
 from .versions import SGLangRules
 
 PAGE_TOKENS = 256
@@ -97,7 +97,7 @@ def compressed_tokens(
     """
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
+    cache_sizes, draft_tokens, request_limit = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
@@ -122,28 +122,28 @@ def compressed_tokens(
     )
     draft_layer_factor = (cache_sizes.layers + 1) / cache_sizes.layers if draft_tokens else 1  # a layer that drafts
     fixed_bytes = 0.0
-    if has_paged_states and running_requests is not None and "swa_full_tokens_ratio" not in flags:
+    if has_paged_states and request_limit is not None and "swa_full_tokens_ratio" not in flags:
         window_share = 0
         fixed_bytes = (
             draft_layer_factor
             * window_token
-            * _window_slots(cache_sizes, flags, running_requests, chunk_tokens, draft_tokens)
+            * _window_slots(cache_sizes, flags, request_limit, chunk_tokens, draft_tokens)
         )
     token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
     if version_rules.compressed_states == "pages":
         token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
-        if running_requests is None:
+        if request_limit is None:
             tokens = int(available_bytes / token_bytes)
-            running_requests = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
-        state_rows = (running_requests + 1) * ring_slots[1] + ring_slots[1] + 1
+            request_limit = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
+        state_rows = (request_limit + 1) * ring_slots[1] + ring_slots[1] + 1
         fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
     return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
-def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, is_paged: bool) -> float:
+def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, stores_entries_in_pages: bool) -> float:
     """Returns the bytes of a cache entry, with its share of the page's padding."""
-    if not is_paged:
+    if not stores_entries_in_pages:
         return key_bytes
     entries_per_page = PAGE_TOKENS // tokens_per_entry
     return -(-entries_per_page * key_bytes // ALIGNMENT) * ALIGNMENT / entries_per_page
