@@ -112,15 +112,15 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     names_by_beginning: dict[str, list[str]] = {}
     prefix = wrong_letters[:2]
     for known_name in sorted_names:
-        beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
-        if wrong_letters and beginning[:1] == wrong_letters[0]:
-            names_by_beginning.setdefault(beginning, []).append(known_name)
+        name_beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
+        if wrong_letters and name_beginning[:1] == wrong_letters[0]:
+            names_by_beginning.setdefault(name_beginning, []).append(known_name)
     similar_beginnings = difflib.get_close_matches(
         wrong_letters, names_by_beginning, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
     similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
-    for beginning in similar_beginnings:
-        matching_names += names_by_beginning[beginning]
+    for name_beginning in similar_beginnings:
+        matching_names += names_by_beginning[name_beginning]
     suggestions = list(dict.fromkeys(matching_names))
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 

@@ -131,12 +131,14 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the names of the parts whose evidence has a verification status, without repetitions."""
-    return ", ".join(dict.fromkeys(str(entry) for entry in evidence if entry.status == status))
+    return ", ".join(dict.fromkeys(str(part_evidence) for part_evidence in evidence if part_evidence.status == status))
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the texts of the independent checks with a verification status, without repetitions."""
-    return "; ".join(dict.fromkeys(entry.witness.name for entry in evidence if entry.status == status))
+    return "; ".join(
+        dict.fromkeys(part_evidence.witness.name for part_evidence in evidence if part_evidence.status == status)
+    )
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])

@@ -109,9 +109,9 @@ class ForkedCalls(Generic[Task, Result]):
 
         tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
         """
-        for task, group in tasks if self.forks else ():
+        for task, task_group in tasks if self.forks else ():
             if task not in self._running and task not in self._results:
-                self._waiting.setdefault(task, group)
+                self._waiting.setdefault(task, task_group)
         if self._waiting and not self._started and len(self._waiting) > 1:
             self._started = True
             self._start_workers(min(self._process_count, len(self._waiting)))
@@ -170,10 +170,10 @@ class ForkedCalls(Generic[Task, Result]):
             while True:
                 task = connection.recv()
                 try:
-                    answer: tuple[bool, Any] = True, self._function(task)
+                    call_result: tuple[bool, Any] = True, self._function(task)
                 except Exception:  # the parent calls the function again, and meets the error where it belongs
-                    answer = False, None
-                connection.send(answer)
+                    call_result = False, None
+                connection.send(call_result)
 
     def _assign_tasks(self) -> None:
         """Sends each free worker process a task, preferably of a task group that this process already ran."""
@@ -182,10 +182,10 @@ class ForkedCalls(Generic[Task, Result]):
             if not self._waiting or worker in busy_workers:
                 continue
             other_worker_groups = {
-                group
+                task_group
                 for other_worker in self._workers
                 if other_worker is not worker
-                for group in other_worker.task_groups
+                for task_group in other_worker.task_groups
             }
             task = min(
                 self._waiting,

@@ -40,10 +40,10 @@ def write_examples(context: Any, formatter: Any) -> None:
 
     program_name, _, command_words = context.command_path.partition(" ")
     examples = [f"{program_name} {arguments}\n" for arguments in EXAMPLES.get(command_words, ())]
-    heading = "Example: " if len(examples) == 1 else "Examples: "
+    examples_heading = "Example: " if len(examples) == 1 else "Examples: "
     if examples:
         formatter.write_paragraph()
-        formatter.write(heading + (" " * len(heading)).join(examples))
+        formatter.write(examples_heading + (" " * len(examples_heading)).join(examples))
 
 
 def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:

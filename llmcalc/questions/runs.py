@@ -449,11 +449,11 @@ def in_words_of_file(
     """Returns a question whose errors about an option of a launch file name the file and its argument."""
 
     @wraps(question)
-    def ask(run: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
+    def ask(run_question: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
         try:
-            return question(run, *arguments, **options)
+            return question(run_question, *arguments, **options)
         except InputError as error:
-            raise error if run.launch is None else run.launch.in_words_of_file(error) from None
+            raise error if run_question.launch is None else run_question.launch.in_words_of_file(error) from None
 
     return ask
 

@@ -355,7 +355,10 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals_of_groups[2] += message.count * message.wire_bytes
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
+    return [
+        Row([group, ranks, MESSAGE_NAMES[message_kind], *message_totals])
+        for (group, ranks, message_kind), message_totals in ordered_messages
+    ]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:

@@ -96,7 +96,8 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_time, high_time, likely_time = (
-        duration_text(end, time_unit, digit_count).removesuffix(f" {time_unit}") for end in _range_ends(seconds)
+        duration_text(end_amount, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for end_amount in _range_ends(seconds)
     )
     return low_time, high_time, likely_time, time_unit
 

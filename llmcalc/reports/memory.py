@@ -89,7 +89,9 @@ def report(
     """
     memory_use, device = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.count.spec, memory_use.workload)
-    warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
+    warnings += [
+        hardware_note for fit in accelerator_fits if not fit.hardware.sources for hardware_note in fit.hardware.notes
+    ]
     warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
     answer_text = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     answer_text += verdict_text(accelerator_fits, device.device_bytes)

@@ -149,7 +149,10 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "peak_at": {"phase": device.peak_at.phase, "node": device.peak_at.node},
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
-        "timeline": [{"phase": point.phase, "node": point.node, "bytes": point.bytes} for point in device.timeline],
+        "timeline": [
+            {"phase": memory_point.phase, "node": memory_point.node, "bytes": memory_point.bytes}
+            for memory_point in device.timeline
+        ],
         "terms": [
             {
                 "name": memory_term.name,

@@ -31,8 +31,8 @@ def money_text(money_amount: float) -> str:
     return f"{money_amount:,.0f}" if money_amount >= 1000 else f"{money_amount:.3g}"
 
 
-def _rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+def _rate_text(token_rate: float) -> str:
+    return f"{token_rate:,.0f}" if token_rate >= 10 else f"{token_rate:.2g}"
 
 
 def users_text(users: float) -> str:
@@ -298,20 +298,22 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
-    limits = serve_study.limits
-    if servers.chosen is not None or limits.rate is None or servers.traces:
+    latency_limits = serve_study.limits
+    if servers.chosen is not None or latency_limits.rate is None or servers.traces:
         return []
     rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
         for server in servers.servers
-        if (concurrency := server.most_requests_within_limits(limits))
+        if (concurrency := server.most_requests_within_limits(latency_limits))
     ]
     if not rates:
         return []
-    rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
+    request_rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
     devices_text = device_phrase(server.devices, serve_study.hardware.title)
-    limits_text = "" if limits.ttft is None and limits.tpot is None else " within the limits"
-    return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
+    limits_text = "" if latency_limits.ttft is None and latency_limits.tpot is None else " within the limits"
+    return [
+        f"at most {request_rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"
+    ]
 
 
 def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
@@ -377,12 +379,12 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     ]
 
 
-def _disaggregation_text(group: DisaggregatedServer) -> str:
+def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
-        f"(P+D): {plural(group.prefill, 'replica')} for prompts, {group.decode} that decode; a prompt's cache is sent "
-        f"in {duration_text(group.transfer_seconds)} ({units.memory(round(group.sent_bytes))} a device); this was "
-        "never measured"
+        f"(P+D): {plural(replica_group.prefill, 'replica')} for prompts, {replica_group.decode} that decode; "
+        f"a prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
+        f"({units.memory(round(replica_group.sent_bytes))} a device); this was never measured"
     )
 
 

@@ -92,11 +92,11 @@ def _preset_of_tag(tag: str) -> str | None:
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
         return None
-    beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
     longer_names = [
-        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(beginning)
+        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(tag_beginning)
     ]
-    active_size = re.compile(rf"{re.escape(beginning)}a[0-9.]+b")
+    active_size = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
     with_active_size = [
         preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
     ]

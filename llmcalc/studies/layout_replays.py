@@ -116,10 +116,12 @@ class LayoutReplays:
         """
         if not self._calls.forks:
             return
-        for run_number, run in enumerate(runs):
-            if run not in self._begun:
-                self._begun[run] = self._task(run, byte_limit, has_no_limit=byte_limit is None and run_number == 0)
-        self._calls.begin((self._begun[run], _sizes_of_passes(run)) for run in runs)
+        for run_number, layout_run in enumerate(runs):
+            if layout_run not in self._begun:
+                self._begun[layout_run] = self._task(
+                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_number == 0
+                )
+        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank.
@@ -127,9 +129,9 @@ class LayoutReplays:
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
         Raises `InputError` for a run that cannot be replayed.
         """
-        run = LayoutRun(layout, micro_batches, recompute)
-        task = self._task(run, byte_limit, has_no_limit=byte_limit is None)
-        begun_task = self._begun.pop(run, None)
+        layout_run = LayoutRun(layout, micro_batches, recompute)
+        task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
+        begun_task = self._begun.pop(layout_run, None)
         if begun_task is not None and begun_task.first_stage == task.first_stage:
             begun_limit = begun_task.byte_limit
             if begun_task == task or (
@@ -144,10 +146,10 @@ class LayoutReplays:
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 
-    def _task(self, run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
+    def _task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
-        first_stage = self._largest_stage(*run) if run.layout.pp > 1 else None
-        return ReplayTask(run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
+        first_stage = self._largest_stage(*layout_run) if layout_run.layout.pp > 1 else None
+        return ReplayTask(layout_run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _replay(self, task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
@@ -155,7 +157,7 @@ class LayoutReplays:
         return replay_layout(model_memory, self._framework, self._version, task)
 
 
-def _sizes_of_passes(run: LayoutRun) -> tuple[object, ...]:
+def _sizes_of_passes(layout_run: LayoutRun) -> tuple[object, ...]:
     """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
-    layout = run.layout
-    return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, run.recompute
+    layout = layout_run.layout
+    return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

@@ -201,7 +201,9 @@ class LayoutPlan:
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
         layouts_and_plans = [
-            (plan, candidate) for plan in (self, *self.other_plans) for candidate in plan.plan.feasible
+            (framework_plan, candidate)
+            for framework_plan in (self, *self.other_plans)
+            for candidate in framework_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
             rank_by_candidate_id = {
@@ -404,10 +406,10 @@ def search_budget() -> WorkBudget:
 
 def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
-    plan = layout_plan.plan
+    ranked_layouts = layout_plan.plan
     return InputError(
-        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
-        f"were tried and replayed; {FEWER_LAYOUTS}"
+        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all "
+        f"{ranked_layouts.tried:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
@@ -511,7 +513,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = RankedLayouts(layouts.tried_count)
+        ranked_layouts = RankedLayouts(layouts.tried_count)
         tried_candidates = self._candidates_of(layouts.possible)
         too_large_candidates = [
             layout_and_micro_batches
@@ -524,25 +526,25 @@ class LayoutOrder:
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
-        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
+        refused_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
+        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
             too_large_candidates = []
-            plan.nearest = self._smallest_replay(refused_candidates)
-        plan.refused = dict(layouts.refused)
-        plan.ended_early |= UNTRIED in plan.refused
-        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large_candidates):
-            self._raise_most_frequent_error(plan.refused)
+            ranked_layouts.nearest = self._smallest_replay(refused_candidates)
+        ranked_layouts.refused = dict(layouts.refused)
+        ranked_layouts.ended_early |= UNTRIED in ranked_layouts.refused
+        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or refused_candidates or too_large_candidates):
+            self._raise_most_frequent_error(ranked_layouts.refused)
         if refused_candidates or too_large_candidates:
-            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
-        return plan
+            ranked_layouts.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
+        return ranked_layouts
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
     def _replay_in_order(
-        self, plan: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
+        self, ranked_layouts: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
@@ -550,24 +552,28 @@ class LayoutOrder:
         stands in order.
         """
         too_large_candidates: list[Candidate] = []
-        while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
-            if plan.replays and self.budget.is_spent():
-                plan.ended_early = True
+        while (
+            len(ranked_layouts.feasible) < row_limit
+            and waiting_candidates
+            and ranked_layouts.replays < row_limit + FURTHER_REPLAYS
+        ):
+            if ranked_layouts.replays and self.budget.is_spent():
+                ranked_layouts.ended_early = True
                 break
-            needed_candidates = waiting_candidates[: row_limit - len(plan.feasible)]
+            needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             replay_result = self._replay_with_messages(candidate)
-            plan.replays += isinstance(replay_result, Candidate)
+            ranked_layouts.replays += isinstance(replay_result, Candidate)
             if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
-                plan.feasible.append(replay_result)
+                ranked_layouts.feasible.append(replay_result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(replay_result, Candidate):
                 too_large_candidates.append(replay_result)
             else:
                 self.layouts.refuse(replay_result)
-        plan.unreplayed = waiting_candidates
+        ranked_layouts.unreplayed = waiting_candidates
         return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:

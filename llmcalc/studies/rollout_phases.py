@@ -86,7 +86,9 @@ class _PhaseCalculator:
     def _shared_budget(self, device_capacity: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
-            share for least_gib, share in self.rollout.shares_by_capacity if device_capacity >= least_gib << 30
+            memory_share
+            for least_gib, memory_share in self.rollout.shares_by_capacity
+            if device_capacity >= least_gib << 30
         )
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 

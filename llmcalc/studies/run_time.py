@@ -401,7 +401,7 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
+    state_bytes = sum(state_size for name, state_size in state_sizes if name != "step")  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 

@@ -82,7 +82,11 @@ class SizesRequest:
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         tried_sizes = self._layouts_by_devices(
-            [sizes for sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts) if sizes.devices <= most_devices],
+            [
+                candidate_sizes
+                for candidate_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
+                if candidate_sizes.devices <= most_devices
+            ],
             self.devices,
         )
         yield tried_sizes
@@ -448,7 +452,15 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
         kv_dtype, (kv_dtype,)
     )
-    flag_word = next((text for prefix in dtype_prefixes for text in format_flag.words if text.startswith(prefix)), None)
+    flag_word = next(
+        (
+            format_text
+            for prefix in dtype_prefixes
+            for format_text in format_flag.words
+            if format_text.startswith(prefix)
+        ),
+        None,
+    )
     if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"

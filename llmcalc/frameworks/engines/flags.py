@@ -324,11 +324,11 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     """Returns a suggestion of the engine's flag that has the meaning of another engine's; empty without one."""
     typed_flag = with_hyphens(flag_name)
     equivalents = (
-        spelling
+        flag_spelling
         for flag_group in SAME_MEANING
         if typed_flag in flag_group
-        for spelling in flag_group
-        if spelling in flags_by_name
+        for flag_spelling in flag_group
+        if flag_spelling in flags_by_name
     )
     equivalent_flag = next(equivalents, "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"

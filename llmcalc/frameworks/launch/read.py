@@ -567,7 +567,9 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
-        program_line if (kind := _kind_with_launcher(program_line)) is None else kind.with_launcher(program_line)
+        program_line
+        if (file_kind := _kind_with_launcher(program_line)) is None
+        else file_kind.with_launcher(program_line)
         for program_line in program_lines
     ]
 
@@ -575,12 +577,19 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
 def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
     installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
-    return next((kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program), None)
+    return next(
+        (
+            file_kind
+            for file_kind in launch_file_kinds()
+            if file_kind.launcher and file_kind.launcher == installed_program
+        ),
+        None,
+    )
 
 
 def _table_kind(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of config file whose keys are a command's arguments; None for other commands."""
-    return next((kind for kind in launch_file_kinds() if command_line.program in kind.commands), None)
+    return next((file_kind for file_kind in launch_file_kinds() if command_line.program in file_kind.commands), None)
 
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
@@ -634,7 +643,10 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     return (
         ("accelerate", "launch") in pairwise(program_names)
         or _kind_with_launcher(command_line) is not None
-        or any(record.starts_on_every_device and record.launcher in program_names for record in map(framework, NAMES))
+        or any(
+            installed_program.starts_on_every_device and installed_program.launcher in program_names
+            for installed_program in map(framework, NAMES)
+        )
     )
 
 

@@ -24,10 +24,11 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
         return 0
     included_parts = included_part_names(rank.with_mtp, with_towers=False)
     expert_elements = sum(
-        int(weight_tensor.size) * int(place.times)
-        for place in rank.model.tree().walk()
-        if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in included_parts)
-        for weight_tensor in place.node.op.tensors()
+        int(weight_tensor.size) * int(node_position.times)
+        for node_position in rank.model.tree().walk()
+        if isinstance(node_position.node.op, ExpertLinear)
+        and (not node_position.optional or node_position.optional in included_parts)
+        for weight_tensor in node_position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
