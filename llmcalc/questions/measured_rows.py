@@ -62,8 +62,8 @@ def calibration_of_file(
 ) -> Calibration:
     """Fits the factors of a software stack's time estimates to the measured runs of a file.
 
-    run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
-    time_run: gives the time of a run.
+    run_question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    time_run: estimates the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     measured_runs = [

@@ -79,7 +79,7 @@ class TimedRun:
     plan: the training step; None in inference.
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
-    lines: the priced kernels and messages, each with how often it runs in the estimate.
+    operations: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
     host_wait_seconds: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
