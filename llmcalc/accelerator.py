@@ -153,8 +153,8 @@ class Hardware(Record):
     def _check_fields(self) -> Self:
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
-        sized_entries: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
-        for configuration in sized_entries:
+        memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
+        for configuration in memory_configurations:
             if (
                 configuration.usable_memory_bytes is not None
                 and configuration.usable_memory_bytes > configuration.memory_bytes
@@ -255,13 +255,13 @@ Verdict: TypeAlias = Literal["fits", "tight", "no"]
 class MemoryFit:
     """The verdict on whether a run's memory fits on one accelerator.
 
-    needed: bytes required, with the estimated fragmentation.
+    needed_bytes: bytes required, with the estimated fragmentation.
     fragmentation: bytes of them that are the allocator's free blocks, an estimate; default 0.
     left_bytes: the headroom in bytes; negative for a shortfall.
     """
 
     hardware: Hardware
-    needed: int
+    needed_bytes: int
     fragmentation: int = 0
 
     @property
@@ -270,18 +270,18 @@ class MemoryFit:
         return self.hardware.capacity_bytes
 
     @property
-    def nominal(self) -> bool:
-        """Whether `capacity` is the nominal memory, because the usable memory is unknown."""
+    def is_nominal(self) -> bool:
+        """Whether `capacity` is the nominal memory, because the usable memory is not known."""
         return self.hardware.driver_total is None and self.hardware.usable_memory_bytes is None
 
     @property
     def left_bytes(self) -> int:
-        return self.capacity - self.needed
+        return self.capacity - self.needed_bytes
 
     @property
     def share(self) -> float:
         """The required bytes divided by the capacity, which is above 1 if the run does not fit."""
-        return self.needed / self.capacity
+        return self.needed_bytes / self.capacity
 
     @property
     def verdict(self) -> Verdict:

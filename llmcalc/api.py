@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
     from .reports.kv import Cache
-    from .reports.memory_answer import DeviceUse
+    from .reports.memory_answer import DeviceMemoryAnswer
     from .reports.params import Params
-    from .reports.ranks_answer import RanksUse
+    from .reports.ranks_answer import RanksMemoryAnswer
     from .sources.preset import Preset
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
@@ -331,7 +331,7 @@ def memory(
     engine: None = None,
     draft: Model | None = None,
     **options: Any,
-) -> DeviceUse | RanksUse: ...
+) -> DeviceMemoryAnswer | RanksMemoryAnswer: ...
 @overload
 def memory(
     model: Model | None = None,
@@ -345,7 +345,7 @@ def memory(
 @overload
 def memory(
     model: Model | None = None, phase: MemoryPhase | None = None, *, launch: str | Path, **options: Any
-) -> DeviceUse | RanksUse | ReportedAnswer: ...
+) -> DeviceMemoryAnswer | RanksMemoryAnswer | ReportedAnswer: ...
 def memory(
     model: Model | None = None,
     phase: MemoryPhase | None = None,
@@ -359,7 +359,7 @@ def memory(
     receipt: str | Path | None = None,
     draft: Model | None = None,
     **options: Any,
-) -> DeviceUse | RanksUse | ReportedAnswer:
+) -> DeviceMemoryAnswer | RanksMemoryAnswer | ReportedAnswer:
     """Computes the memory of one device, or of the ranks of a layout, in bytes.
 
     One device has `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind` and `.device.timeline`, and in

@@ -89,9 +89,11 @@ def preset_of(
     field_changes = validate_texts("--set", set, "num_hidden_layers=12")
     head = None if head is None else head_kind_of(head)
     if isinstance(model, Preset | ModelSpec):
-        for option, field_value in (("--set", field_changes), ("--head", head)):
+        for changed_option, field_value in (("--set", field_changes), ("--head", head)):
             if field_value:
-                raise InputError(f"{option}: the model is loaded already; expected its name, a path or a config")
+                raise InputError(
+                    f"{changed_option}: the model is loaded already; expected its name, a path or a config"
+                )
         return model if isinstance(model, Preset) else Preset.model_construct(name="model", model=model)
     if isinstance(model, str | Path):
         return load_target(str(model), field_changes, head, allow_unknown)

@@ -143,8 +143,8 @@ def _draw_schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Sc
     return pictures.schedule_picture(layout, timetable)
 
 
-def _draw_time(compute_answer: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
-    return pictures.time_picture(lambda: compute_answer(model, **options), validate_whole("--by-node", by_node, 1, 8))
+def _draw_time(time_run: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+    return pictures.time_picture(lambda: time_run(model, **options), validate_whole("--by-node", by_node, 1, 8))
 
 
 def _draw_roofline(compute_answer: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:

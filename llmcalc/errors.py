@@ -59,8 +59,8 @@ def _pip_requirement(optional_group: str) -> str:
         editable_option = "-e " if install_origin["dir_info"].get("editable") else ""
         return f"{editable_option}'{source_url.removeprefix('file://')}[{optional_group}]'"
     if "vcs_info" in install_origin:
-        vcs_info = install_origin["vcs_info"]
-        return f"'{pip_requirement} @ {vcs_info.get('vcs')}+{source_url}@{vcs_info.get('commit_id')}'"
+        repository_info = install_origin["vcs_info"]
+        return f"'{pip_requirement} @ {repository_info.get('vcs')}+{source_url}@{repository_info.get('commit_id')}'"
     return f"'{pip_requirement} @ {source_url}'" if source_url else f"'{pip_requirement}'"
 
 
@@ -110,17 +110,17 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     )
     matching_names += [names_by_lowercase[similar_spelling] for similar_spelling in similar_spellings]
     names_by_beginning: dict[str, list[str]] = {}
-    start = wrong_letters[:2]
+    prefix = wrong_letters[:2]
     for known_name in sorted_names:
-        beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
-        if wrong_letters and beginning[:1] == wrong_letters[0]:
-            names_by_beginning.setdefault(beginning, []).append(known_name)
+        name_beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
+        if wrong_letters and name_beginning[:1] == wrong_letters[0]:
+            names_by_beginning.setdefault(name_beginning, []).append(known_name)
     similar_beginnings = difflib.get_close_matches(
         wrong_letters, names_by_beginning, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
-    similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != start))
-    for beginning in similar_beginnings:
-        matching_names += names_by_beginning[beginning]
+    similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
+    for name_beginning in similar_beginnings:
+        matching_names += names_by_beginning[name_beginning]
     suggestions = list(dict.fromkeys(matching_names))
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 

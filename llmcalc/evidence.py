@@ -50,14 +50,16 @@ UNTESTED = Witness("untested", "", "")
 class Evidence:
     """The evidence for a part, optimizer, kernel or framework: an independent check of the computed bytes.
 
-    kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
-    framework that runs it; empty for the thing by itself. witness: by default none.
+    kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, …
+    name: the name in a spec or in an option.
+    witness: the independent check; by default none.
+    framework: the framework that runs the part; empty for the part by itself.
     """
 
     kind: str
     name: str
     witness: Witness = UNTESTED
-    under: str = ""
+    framework: str = ""
 
     @property
     def status(self) -> Status:
@@ -65,7 +67,7 @@ class Evidence:
         return self.witness.status
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}" + (f" under {self.under}" if self.under else "")
+        return f"{self.kind} {self.name}" + (f" under {self.framework}" if self.framework else "")
 
 
 @frozen
@@ -74,7 +76,7 @@ class FrameworkEvidence:
 
     name: the framework, as in `--framework`. witness: what its runs were compared with.
     parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
-    rest: how other parts and optimizers are known in its runs; by default not at all.
+    other_witness: how other parts and optimizers are known in its runs; by default not at all.
     own_kernels: whether it runs kernels of its own instead of torch's (Megatron-LM); then only its own record counts.
     """
 
@@ -82,17 +84,19 @@ class FrameworkEvidence:
     witness: Witness = UNTESTED
     parts: Mapping[tuple[str, str], Witness] = field(default_factory=dict)
     optimizers: Mapping[str, Witness] = field(default_factory=dict)
-    rest: Witness = UNTESTED
+    other_witness: Witness = UNTESTED
     own_kernels: bool = False
 
     def run(self, parts_evidence: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
         """Returns the evidence for one run: for the framework, its parts and its optimizer."""
         run_evidence = [Evidence("framework", self.name, self.witness)]
         for part_evidence in parts_evidence:
-            witness = self.parts.get((part_evidence.kind, part_evidence.name), self.rest)
+            witness = self.parts.get((part_evidence.kind, part_evidence.name), self.other_witness)
             run_evidence.append(Evidence(part_evidence.kind, part_evidence.name, witness, self.name))
         if optimizer is not None:
-            run_evidence.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
+            run_evidence.append(
+                Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.other_witness), self.name)
+            )
         return run_evidence
 
 
@@ -127,12 +131,14 @@ def weakest(statuses: Iterable[Status]) -> Status:
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the names of the parts whose evidence has a verification status, without repetitions."""
-    return ", ".join(dict.fromkeys(str(entry) for entry in evidence if entry.status == status))
+    return ", ".join(dict.fromkeys(str(part_evidence) for part_evidence in evidence if part_evidence.status == status))
 
 
 def witness_texts(evidence: Iterable[Evidence], status: Status) -> str:
     """Returns the texts of the independent checks with a verification status, without repetitions."""
-    return "; ".join(dict.fromkeys(entry.witness.name for entry in evidence if entry.status == status))
+    return "; ".join(
+        dict.fromkeys(part_evidence.witness.name for part_evidence in evidence if part_evidence.status == status)
+    )
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])

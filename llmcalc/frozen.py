@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are created five times faster, for the modules that every command imports.
+"""A decorator for frozen dataclasses that builds classes five times faster than `dataclasses`, for a short start-up.
 
 Before Python 3.13 `dataclasses.dataclass(frozen=True)` compiles six methods of each class, one by one. Here the
 constructor, `==` and `hash` are compiled when they are first called, and the rest is the same function for all classes.

@@ -117,10 +117,10 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        source_width = None if self.encoder is None else self._source_width(self.encoder)
+        encoder_output_width = None if self.encoder is None else self._source_width(self.encoder)
         for stack_name, stack in self.stacks():
             stack_width = stack.hidden_size or self.hidden_size
-            encoder_width = source_width if stack_name == "decoder" else None
+            encoder_width = encoder_output_width if stack_name == "decoder" else None
             stack.check_stack_position(StackPosition(stack_name, stack_width, stack_name, source_width=encoder_width))
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
@@ -649,9 +649,11 @@ def _reference_class() -> type[nn.Module]:
                 return torch.zeros(*ids.shape, self.spec.hidden_size, device=ids.device, dtype=dtype)
             x: Tensor = self.embed_tokens(ids)
             if self.spec.embedding_kernel is not None:
-                kernel = self.spec.embedding_kernel
-                padded_embeddings = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
-                x = torch.cat([padded_embeddings[:, index : index + x.shape[1]] for index in range(kernel)], -1)
+                embedding_kernel = self.spec.embedding_kernel
+                padded_embeddings = torch.nn.functional.pad(x, (0, 0, embedding_kernel // 2, embedding_kernel // 2))
+                x = torch.cat(
+                    [padded_embeddings[:, index : index + x.shape[1]] for index in range(embedding_kernel)], -1
+                )
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_context: ForwardContext) -> Tensor:
@@ -684,25 +686,27 @@ def _reference_class() -> type[nn.Module]:
             grouped_experts: bool = False,
             expert_capacity: Fraction | None = None,
         ) -> Any:
-            experts: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
+            expert_options: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
-            run = ForwardContext(past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **experts)
-            x = self.hidden_states(ids, source, run)
+            forward_context = ForwardContext(
+                past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **expert_options
+            )
+            x = self.hidden_states(ids, source, forward_context)
             if hasattr(self, "pooler"):
-                pooled_vector, scores = self.get_submodule("pooler")(x)
+                pooled_vector, pooled_scores = self.get_submodule("pooler")(x)
             model_output = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
             if hasattr(self, "proposal"):
-                proposal_term, outputs = self.get_submodule("proposal")(
+                proposal_term, proposal_outputs = self.get_submodule("proposal")(
                     x[:, -1:] if last_only else x, ids[:, -model_output.shape[1] :]
                 )
                 model_output = model_output + proposal_term
-                return (model_output, outputs) if with_mtp else model_output
+                return (model_output, proposal_outputs) if with_mtp else model_output
             if with_pooled:
-                return model_output, scores
+                return model_output, pooled_scores
             if not with_mtp:
                 return model_output
-            states = run.streams if keeps_streams else x
-            return model_output, self.mtp(states, ids, self.embed_tokens, mla, **experts)
+            mtp_input = forward_context.streams if keeps_streams else x
+            return model_output, self.mtp(mtp_input, ids, self.embed_tokens, mla, **expert_options)
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
             """Returns the head's output, from the pooled vectors for a sequence classifier."""

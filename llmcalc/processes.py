@@ -1,7 +1,7 @@
-"""Calls of a function in several processes, with the results of one process.
+"""Runs calls of a function in several forked processes, with the same results as in a single process.
 
 A process is forked where that is safe and repays itself: on Linux, from a process with a single thread, if it may run
-on several cores, and within `several_processes`, which the command line enters for searches. Elsewhere, as in the
+on several cores, and within `allow_forked_processes`, which the command line enters for searches. Elsewhere, as in the
 Python API, on the page and in servers, every call runs where its result is asked for. The environment variable
 `LLMCALC_PROCESSES` states the most processes; 1 forks none.
 """
@@ -33,8 +33,8 @@ _is_allowed = False
 
 
 @contextmanager
-def several_processes() -> Iterator[None]:
-    """Allows forked processes in a block, for a command that is the only work of its process."""
+def allow_forked_processes() -> Iterator[None]:
+    """Returns a context manager in which `ForkedCalls` may fork, for a command that is alone in its process."""
     global _is_allowed
     was_allowed, _is_allowed = _is_allowed, True
     try:
@@ -65,15 +65,15 @@ def _thread_count() -> int:
 
 
 class Worker(NamedTuple):
-    """A forked process. connection: the parent's end of its pipe. groups: the groups of its tasks so far."""
+    """A forked process. connection: the parent's end of its pipe. task_groups: the groups of its tasks so far."""
 
     process: ForkProcess
     connection: Connection
-    groups: set[Hashable]
+    task_groups: set[Hashable]
 
 
 class ForkedCalls(Generic[Task, Result]):
-    """Calls of a function that are begun in forked processes before their results are asked for.
+    """Calls of a function that start early in forked processes, before the program needs the results.
 
     function: task → result. It must depend on the task and on what exists when the processes start, alone.
     process_count: number of processes; with less than two each call runs when its result is asked for.
@@ -105,35 +105,35 @@ class ForkedCalls(Generic[Task, Result]):
         return self._process_count > 1
 
     def begin(self, tasks: Iterable[tuple[Task, Hashable]]) -> None:
-        """Begins calls whose results will probably be needed, in this order, unless they have begun.
+        """Starts calls whose results will probably be needed, in this order, unless they have already started.
 
         tasks: each with its group; tasks of a group run in one process if it is free, since they share work.
         """
-        for task, group in tasks if self.forks else ():
+        for task, task_group in tasks if self.forks else ():
             if task not in self._running and task not in self._results:
-                self._waiting.setdefault(task, group)
+                self._waiting.setdefault(task, task_group)
         if self._waiting and not self._started and len(self._waiting) > 1:
             self._started = True
             self._start_workers(min(self._process_count, len(self._waiting)))
-        self._hand_out()
+        self._assign_tasks()
 
     def result(self, task: Task) -> Result:
-        """Returns the result of a call, when it is there. Raises the call's error."""
+        """Waits for a call and returns its result. Raises the call's error."""
         while self._workers and (task in self._waiting or task in self._running):
             self._collect()
         self._waiting.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
 
     def close(self) -> None:
-        """Ends the processes, whatever they run."""
+        """Ends the worker processes, even during a call."""
         workers, self._workers = self._workers, []
         self._waiting.clear()
         self._running.clear()
         for worker in workers:
-            _end(worker)
+            _end_process(worker)
 
     def _start_workers(self, worker_count: int) -> None:
-        """Forks processes; fewer where the system refuses them."""
+        """Forks the worker processes; fewer if the operating system refuses some."""
         import signal
         from multiprocessing import get_context
 
@@ -170,23 +170,28 @@ class ForkedCalls(Generic[Task, Result]):
             while True:
                 task = connection.recv()
                 try:
-                    answer: tuple[bool, Any] = True, self._function(task)
+                    call_result: tuple[bool, Any] = True, self._function(task)
                 except Exception:  # the parent calls the function again, and meets the error where it belongs
-                    answer = False, None
-                connection.send(answer)
+                    call_result = False, None
+                connection.send(call_result)
 
-    def _hand_out(self) -> None:
-        """Gives each free process a task: of a group that it has had, else of a group that none has had."""
+    def _assign_tasks(self) -> None:
+        """Sends each free worker process a task, preferably of a task group that this process already ran."""
         busy_workers = list(self._running.values())
         for worker in list(self._workers):
             if not self._waiting or worker in busy_workers:
                 continue
-            other_groups = {group for other in self._workers if other is not worker for group in other.groups}
+            other_worker_groups = {
+                task_group
+                for other_worker in self._workers
+                if other_worker is not worker
+                for task_group in other_worker.task_groups
+            }
             task = min(
                 self._waiting,
                 key=lambda waiting: (
-                    self._waiting[waiting] not in worker.groups,
-                    self._waiting[waiting] in other_groups,
+                    self._waiting[waiting] not in worker.task_groups,
+                    self._waiting[waiting] in other_worker_groups,
                 ),
             )
             try:
@@ -194,11 +199,11 @@ class ForkedCalls(Generic[Task, Result]):
             except OSError:
                 self._remove(worker)
                 continue
-            worker.groups.add(self._waiting.pop(task))
+            worker.task_groups.add(self._waiting.pop(task))
             self._running[task] = worker
 
     def _collect(self) -> None:
-        """Waits for a process, and stores its results."""
+        """Waits until worker processes answer, stores their results, and assigns new tasks."""
         from multiprocessing.connection import wait
 
         tasks_by_connection = {worker.connection: task for task, worker in self._running.items()}
@@ -212,16 +217,16 @@ class ForkedCalls(Generic[Task, Result]):
                 continue
             if has_result:
                 self._results[task] = result
-        self._hand_out()
+        self._assign_tasks()
 
     def _remove(self, worker: Worker) -> None:
-        """Removes a process that has ended."""
+        """Removes a worker process that has ended from the list of workers."""
         self._workers.remove(worker)
-        _end(worker)
+        _end_process(worker)
 
 
-def _end(worker: Worker) -> None:
-    """Ends a process, and frees what the system holds of it."""
+def _end_process(worker: Worker) -> None:
+    """Ends a worker process, and frees its pipe and its entry in the process table."""
     worker.connection.close()
     worker.process.kill()
     worker.process.join()

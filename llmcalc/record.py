@@ -30,25 +30,25 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_none_for_text(cls, values: Any) -> Any:
+    def _with_none_for_text(cls, table: Any) -> Any:
         """Replaces `"none"` by None (TOML has no null), except in a text or a `type`, where it is a name.
 
         Raises `ValueError` for a renamed field, with its new name.
         """
-        if not isinstance(values, dict):
-            return values
+        if not isinstance(table, dict):
+            return table
         for old_name, new_name in cls.renamed.items():
-            if old_name in values:
+            if old_name in table:
                 raise ValueError(f"{old_name}: this field was renamed; expected {new_name}")
         fields_with_none = [
             field_name
-            for field_name, field_value in values.items()
+            for field_name, field_value in table.items()
             if isinstance(field_value, str)
             and field_value == NONE
             and field_name != "type"
             and getattr(cls.model_fields.get(field_name), "annotation", None) is not str
         ]
-        return values | dict.fromkeys(fields_with_none) if fields_with_none else values
+        return table | dict.fromkeys(fields_with_none) if fields_with_none else table
 
 
 class FigureSource(Record):

@@ -136,7 +136,7 @@ def _flop_problems(
     spec_flops, measured_flops = node_tree.total(forward_flops_of, run_config), flops_by_path.get("", 0)
     if measured_flops == spec_flops:
         return []
-    scores = node_tree.total(
+    counts_attention_scores = node_tree.total(
         lambda counted_op: forward_flops_of(counted_op) if isinstance(counted_op.op, AttentionCore) else 0, run_config
     )
     hint_text = ""
@@ -145,7 +145,7 @@ def _flop_problems(
             " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
             "knows)"
         )
-    elif spec_flops - measured_flops == scores:
+    elif spec_flops - measured_flops == counts_attention_scores:
         hint_text = (
             " (the difference is attention's products with scores: the module runs a kernel that torch's "
             "FlopCounterMode does not know; F.scaled_dot_product_attention without a backend of its own is counted)"

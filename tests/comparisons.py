@@ -35,7 +35,7 @@ class Thing(NamedTuple):
     @classmethod
     def of(cls, evidence: Iterable[Evidence]) -> set[Thing]:
         """The things of an answer's evidence."""
-        return {cls(one.kind, one.name, one.under) for one in evidence}
+        return {cls(one.kind, one.name, one.framework) for one in evidence}
 
 
 def of_run(

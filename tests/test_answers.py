@@ -100,7 +100,7 @@ SUMMED = {
 def test_leaves_are_summed_to_the_total(name: str) -> None:
     ask, key = SUMMED[name]
     answer = ask()
-    every, leaves = answer.records(), answer.records(leaves=True)
+    every, leaves = answer.records(), answer.records(leaves_only=True)
     assert len(leaves) < len(every)
     totals = [row[key] for row in every if str(list(row.values())[1]).startswith(("total", "required"))]
     assert sum(row[key] or 0 for row in leaves) == totals[0]
@@ -109,7 +109,7 @@ def test_leaves_are_summed_to_the_total(name: str) -> None:
 
 def test_a_column_has_one_type() -> None:
     """Rows of two models are one table: a share of 1 is a float where other shares are."""
-    rows = [row for model in ("gpt2", "llama3-8b") for row in llmcalc.kv(model).records(leaves=True)]
+    rows = [row for model in ("gpt2", "llama3-8b") for row in llmcalc.kv(model).records(leaves_only=True)]
     assert {type(row["share"]) for row in rows} == {float}
     assert {type(row["bytes"]) for row in rows} == {int}
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmcalc.page_server import PageServer
     from llmcalc.reports.answer import ReportedAnswer
     from llmcalc.reports.kv import Cache
-    from llmcalc.reports.memory_answer import DeviceUse
-    from llmcalc.reports.ranks_answer import RanksUse
+    from llmcalc.reports.memory_answer import DeviceMemoryAnswer
+    from llmcalc.reports.ranks_answer import RanksMemoryAnswer
 
 CONFIG = json.dumps(shapes_of("llama")[0])
 BUDGET = '[[model]]\ntarget = "gpt2"\nparams = "<= 1M"\n'
@@ -422,13 +422,17 @@ def test_an_answer_has_one_type_for_its_arguments() -> None:
     }
     assert answers == {
         "kv": ["Cache", "ReportedAnswer"],
-        "memory": ["DeviceUse | RanksUse", "ReportedAnswer", "DeviceUse | RanksUse | ReportedAnswer"],
+        "memory": [
+            "DeviceMemoryAnswer | RanksMemoryAnswer",
+            "ReportedAnswer",
+            "DeviceMemoryAnswer | RanksMemoryAnswer | ReportedAnswer",
+        ],
         "web": ["PageServer", "Path"],
     }
     if TYPE_CHECKING:
         assert_type(llmcalc.kv("gpt2"), Cache)
         assert_type(llmcalc.kv("gpt2", engine="vllm", hardware="h100"), ReportedAnswer)
-        assert_type(llmcalc.memory("gpt2"), DeviceUse | RanksUse)
+        assert_type(llmcalc.memory("gpt2"), DeviceMemoryAnswer | RanksMemoryAnswer)
         assert_type(llmcalc.memory("gpt2", engine="vllm"), ReportedAnswer)
         assert_type(llmcalc.web(browser=False), PageServer)
 

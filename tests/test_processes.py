@@ -14,7 +14,7 @@ import pytest
 
 from llmcalc import processes
 from llmcalc.errors import InputError
-from llmcalc.processes import ForkedCalls, several_processes, usable_processes
+from llmcalc.processes import ForkedCalls, allow_forked_processes, usable_processes
 from llmcalc.simulator.simulated_work import EFFORT, CountedWork
 from llmcalc.studies import layout_replays
 
@@ -99,7 +99,7 @@ def test_processes_are_for_commands_on_several_cores(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(processes, "_thread_count", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     assert usable_processes() == 1  # Python, the page, servers
-    with several_processes():
+    with allow_forked_processes():
         assert usable_processes() == processes.MOST_PROCESSES
         monkeypatch.setenv("LLMCALC_PROCESSES", "3")
         assert usable_processes() == 3

@@ -57,6 +57,6 @@ def command(
         bool(target_options.overrides),
     )
     diff_answer = ask_diff(preset_changes, seq, kv_dtype)
-    for skipped_path, skip_reason in preset_changes.skipped.items():
+    for skipped_path, skip_reason in preset_changes.skip_reasons.items():
         print(f"note: skipped {one_line(str(skipped_path))}: {skip_reason}", file=sys.stderr)
     output_options.show_answer(diff_answer, table)

@@ -64,16 +64,16 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
 
             engine, _ = engine_and_version(engine_texts[0])
-            other_args, flag_values = split_arguments(
+            remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
                 args,
                 self._llmcalc_options(ctx),
                 engine.flags_by_option,
-                other_ways=engine.other_ways,
+                other_ways=engine.alternatives_by_option,
             )
             self._refuse_idle_short_flags(ctx, engine, args)
-            args = other_args
+            args = remaining_arguments
             ctx.meta[VALUES] = flag_values
         try:
             return super().parse_args(ctx, [*args])  # which removes what it has parsed

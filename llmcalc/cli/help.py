@@ -40,10 +40,10 @@ def write_examples(context: Any, formatter: Any) -> None:
 
     program_name, _, command_words = context.command_path.partition(" ")
     examples = [f"{program_name} {arguments}\n" for arguments in EXAMPLES.get(command_words, ())]
-    heading = "Example: " if len(examples) == 1 else "Examples: "
+    examples_heading = "Example: " if len(examples) == 1 else "Examples: "
     if examples:
         formatter.write_paragraph()
-        formatter.write(heading + (" " * len(heading)).join(examples))
+        formatter.write(examples_heading + (" " * len(examples_heading)).join(examples))
 
 
 def option_values(option: str, arguments: Sequence[str]) -> Iterator[str]:
@@ -116,10 +116,10 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments and the option panels in the order of `PANELS`."""
         rows_by_panel: dict[str, list[tuple[str, str]]] = {}
-        lists_all = LISTS_ALL in ctx.meta
+        shows_all_options = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
             panel_record = parameter.get_help_record(ctx)
-            if panel_record is None or (parameter.name in self.uncommon and not lists_all):
+            if panel_record is None or (parameter.name in self.uncommon and not shows_all_options):
                 continue
             if parameter.param_type_name == "argument":
                 panel, option_label = ARGUMENTS, str(parameter.metavar or parameter.name)
@@ -127,12 +127,12 @@ class Command(TyperCommand):
                 panel = getattr(parameter, "rich_help_panel", None) or (
                     "Output" if _is_help_option(parameter) else OTHER
                 )
-                option_label = panel_record[0] if lists_all else _short_name(parameter, panel_record[0])
+                option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
-                (option_label, panel_record[1] if lists_all else _first_sentence(panel_record[1]))
+                (option_label, panel_record[1] if shows_all_options else _first_sentence(panel_record[1]))
             )
         if len(rows_by_panel.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
-            every_record = [
+            all_records = [
                 panel_record
                 for panel in sorted(rows_by_panel, key=ORDER.index)
                 if panel != ARGUMENTS
@@ -140,7 +140,7 @@ class Command(TyperCommand):
             ]
             rows_by_panel = {
                 panel: panel_records for panel, panel_records in rows_by_panel.items() if panel == ARGUMENTS
-            } | {OTHER: every_record}
+            } | {OTHER: all_records}
         for panel in sorted(rows_by_panel, key=ORDER.index):
             with formatter.section(panel):
                 formatter.write_dl(rows_by_panel[panel], col_max=COLUMN)

@@ -114,9 +114,9 @@ class LazyGroup(TyperGroup):
                 raise InputError(
                     f"'{cmd_name}' is a model; expected a command first: {group_name} {example_command} {cmd_name}"
                 )
-            from ..questions.other_names import OTHER_COMMANDS, name_here
+            from ..questions.other_names import OTHER_COMMANDS, llmcalc_spelling
 
-            other_command = name_here(cmd_name.lower(), OTHER_COMMANDS, self.names)
+            other_command = llmcalc_spelling(cmd_name.lower(), OTHER_COMMANDS, self.names)
             suggestion = f" Did you mean {other_command}?" if other_command else suggest(cmd_name, list(self.names))
             raise InputError(f"there is no command '{cmd_name}'.{suggestion} ({group_name} --help lists all)")
         return build_command(self.within, cmd_name)
@@ -251,9 +251,9 @@ def _usage_message(usage_error: Any) -> str:
     parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
-        from ..questions.other_names import OTHER_NAMES, engine_of_flag, name_here
+        from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
 
-        option = name_here(typed_option.replace("_", "-"), OTHER_NAMES, options)
+        option = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
         takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
         if option:
             problem = f"No such option: {typed_option}; expected {option}"
@@ -266,8 +266,8 @@ def _usage_message(usage_error: Any) -> str:
         elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
             problem = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
-            is_second_model = _is_model_name(extra_words[1].split()[0])
-            limit_text = "one model; llmcalc compare takes several" if is_second_model else "no further argument"
+            is_extra_model = _is_model_name(extra_words[1].split()[0])
+            limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"
             problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
     if parameter is None:
         return f"{problem}{help_hint}"
@@ -293,9 +293,15 @@ def _usage_message(usage_error: Any) -> str:
         problem = usage_error.message
     typed_value, separator, accepted_values = problem.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
-        from ..questions.other_names import OTHER_NAMES, name_here
+        from ..questions.other_names import OTHER_NAMES, llmcalc_spelling
 
-        value_here = name_here(f"--{typed_value}", OTHER_NAMES, [parameter_name]).removeprefix(parameter_name).strip()
-        suggestion = f" Did you mean {value_here}?" if value_here else suggest(typed_value, accepted_values.split(", "))
+        placeholder_value = (
+            llmcalc_spelling(f"--{typed_value}", OTHER_NAMES, [parameter_name]).removeprefix(parameter_name).strip()
+        )
+        suggestion = (
+            f" Did you mean {placeholder_value}?"
+            if placeholder_value
+            else suggest(typed_value, accepted_values.split(", "))
+        )
         problem = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
     return f"{parameter_name}: {problem.rstrip('.')}"

@@ -106,7 +106,7 @@ def command(
     output_options.show(report, table)
     for memory_fit in memory_answer.fits if memory_answer.accelerators else ():
         if memory_fit.verdict == "tight":
-            memory_kind = "nominal" if memory_fit.nominal else "usable"
+            memory_kind = "nominal" if memory_fit.is_nominal else "usable"
             store_remark(
                 f"warning: {memory_fit.hardware.name}: tight: {units.percent(memory_fit.share)} of its {memory_kind} "
                 "memory with the estimated fragmentation; it fits only without"

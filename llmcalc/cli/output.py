@@ -37,7 +37,7 @@ def print_remarks() -> None:
 
 
 def print_line(line_text: str) -> None:
-    """Prints one line on stderr, if stderr is open."""
+    """Prints one line to stderr, unless stderr is closed."""
     if sys.stderr is not None:  # None: the caller closed it
         with suppress(OSError):
             print(one_line(line_text), file=sys.stderr, flush=True)
@@ -155,8 +155,8 @@ def _run_finally_on_signals() -> Iterator[None]:
         signal.signal(stop.number, signal.SIG_DFL)
         os.kill(os.getpid(), stop.number)
     finally:
-        for signal_number, previous_handler in previous_handlers.items():
-            signal.signal(signal_number, previous_handler)
+        for signal_number, signal_handler in previous_handlers.items():
+            signal.signal(signal_number, signal_handler)
 
 
 def _unwritable_file_error(output_path: Path, option_name: str, os_error: OSError) -> InputError:

@@ -60,7 +60,7 @@ def command(
     """Layouts over many devices that fit, the best first.
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
-    from ..processes import several_processes
+    from ..processes import allow_forked_processes
     from ..questions.plans import plan_settings
     from ..questions.runs import RunQuestion
     from ..questions.times import ask_timed_plan
@@ -76,7 +76,7 @@ def command(
         accelerators=(find_hardware(hardware),),
         workspace=cublas_workspace,
     )
-    with name_in_errors(run_question.preset), several_processes():
+    with name_in_errors(run_question.preset), allow_forked_processes():
         plan_answer = ask_timed_plan(
             run_question,
             time_options,

@@ -48,4 +48,4 @@ def command(
     from ..questions.listings import ask_presets
 
     presets_answer = ask_presets(names or (), model_filter, sort, details, stale)
-    output_options.show_answer(presets_answer, notes=presets_answer.in_full, listing=True)
+    output_options.show_answer(presets_answer, notes=presets_answer.prints_all_fields, listing=True)

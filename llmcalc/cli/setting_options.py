@@ -84,13 +84,13 @@ def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict
 
 
 def replace_parameter(
-    parameter_name: str, options: Mapping[str, OptionOfCommand], combine_options: Callable[[dict[str, Any]], Any]
+    parameter_name: str, options: Mapping[str, OptionOfCommand], build_argument: Callable[[dict[str, Any]], Any]
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Returns a decorator that replaces a parameter of a command by options.
 
     parameter_name: name of the parameter.
     options: name → option.
-    combine_options: function of the options' values that returns the value of the parameter.
+    build_argument: function of the options' values that returns the value of the parameter.
     """
 
     def decorate_command(command: CommandFunction) -> CommandFunction:
@@ -108,7 +108,7 @@ def replace_parameter(
 
         def run(**typed_values: Any) -> None:
             command(
-                **{parameter_name: combine_options({name: typed_values.pop(name) for name in options})},
+                **{parameter_name: build_argument({name: typed_values.pop(name) for name in options})},
                 **typed_values,
             )
 

@@ -6,14 +6,18 @@ from ..questions.options import TimeOptions
 from .options import TableOption
 from .setting_options import options_of_settings, replace_parameter
 from .target_options import OutputOptions, add_target_options
-from .time_options import OPTIONS_OF_A_REPORT, TimedRun, add_timed_run_options
+from .time_options import OPTIONS_OF_A_REPORT, TimedRunOptions, add_timed_run_options
 
 
 @add_timed_run_options
 @replace_parameter("report_options", options_of_settings(TimeOptions, OPTIONS_OF_A_REPORT), dict)
 @add_target_options
 def command(
-    timed_run: TimedRun, report_options: dict[str, Any], table: TableOption = None, *, output_options: OutputOptions
+    timed_run: TimedRunOptions,
+    report_options: dict[str, Any],
+    table: TableOption = None,
+    *,
+    output_options: OutputOptions,
 ) -> None:
     """Time of a training step, a prompt or a token, with its range.
     How sure that is, where the time goes, what bounds it, and whether a measured run is slow.

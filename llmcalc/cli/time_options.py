@@ -68,7 +68,7 @@ TIME_OPTIONS = options_of_settings(
 
 
 @frozen
-class TimedRun:
+class TimedRunOptions:
     """The run to time, from the command line.
 
     settings, layout: the run and its layout.
@@ -131,8 +131,8 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     model_options = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
     time_options = {**context, **run_options, **layout, **RUN_FILES, **TIME_OPTIONS, **model_options, **target_options}
 
-    def timed_run(option_values: dict[str, Any]) -> TimedRun:
-        return TimedRun(
+    def timed_run(option_values: dict[str, Any]) -> TimedRunOptions:
+        return TimedRunOptions(
             settings_with_shorthands({option_name: option_values[option_name] for option_name in run_options}),
             LayoutRequest(**{option_name: option_values[option_name] for option_name in layout}),
             option_values["hardware"],

@@ -118,8 +118,8 @@ def _argument_name(tool_name: str, parameter: Any) -> str:
     return _option_name(parameter).replace("-", "_")
 
 
-def _string_schema(**more_fields: Any) -> dict[str, Any]:
-    return {"type": "string", "maxLength": LONGEST_TEXT, **more_fields}
+def _string_schema(**extra_fields: Any) -> dict[str, Any]:
+    return {"type": "string", "maxLength": LONGEST_TEXT, **extra_fields}
 
 
 def _model_schema(description: str) -> dict[str, Any]:

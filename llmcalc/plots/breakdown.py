@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..reports.palette import BOUNDS, FAINT, INK
-from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
+from ..reports.time_estimate import BOUND_NAMES, FACTORS, PART_NAMES, duration_text, duration_unit, range_ends_text
 from ..studies.timed_run import TimedNode, TimedRun
 from .figure import draw_heading, in_llmcalc_style, is_narrow, new_figure
 from .labels import escape_label
@@ -62,8 +62,10 @@ def _node_bars(timed_run: TimedRun, node_depth: int) -> list[tuple[str, TimedNod
     if len(node_bars) <= MOST_NODES:
         return node_bars
     small_nodes = [node for _, node in node_bars[MOST_NODES - 1 :]]
-    seconds_by_bound = {bound: sum(node.by_bound[bound] for node in small_nodes) for bound in small_nodes[0].by_bound}
-    total_seconds = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), by_bound=seconds_by_bound)
+    seconds_by_bound = {
+        bound: sum(node.seconds_by_bound[bound] for node in small_nodes) for bound in small_nodes[0].seconds_by_bound
+    }
+    total_seconds = small_nodes[0]._replace(seconds=sum(seconds_by_bound.values()), seconds_by_bound=seconds_by_bound)
     return [*node_bars[: MOST_NODES - 1], (f"{len(small_nodes)} others", total_seconds)]
 
 
@@ -104,7 +106,7 @@ def draw_nodes(ax: Axes, timed_run: TimedRun, node_bars: list[tuple[str, TimedNo
     unit_factor = FACTORS[time_unit]
     for row_index, (_, node) in enumerate(node_bars):
         bar_start = 0.0
-        for time_bound, seconds in node.by_bound.items():
+        for time_bound, seconds in node.seconds_by_bound.items():
             ax.barh(
                 row_index, seconds / unit_factor, left=bar_start / unit_factor, color=BOUNDS[time_bound], height=HEIGHT
             )

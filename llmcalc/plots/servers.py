@@ -36,13 +36,15 @@ def plot_servers(title: str, subtitle: str, studied_servers: StudiedServers, lat
 
 def shown_server_index(studied_servers: StudiedServers) -> int:
     """Returns the index of the chosen server, or without one, of the server with the most tokens/s per device."""
-    return studied_servers.front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
+    return studied_servers.pareto_front[-1][0] if studied_servers.chosen is None else studied_servers.chosen.index
 
 
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
     curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
-    return [(server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.front]
+    return [
+        (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
+    ]
 
 
 def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:

@@ -144,7 +144,7 @@ class ShapeQuestion:
         target_model = None if target is None else preset.model
         seq = usual_sequence(preset.model) if self.seq is None else self.seq
         with name_in_errors(None if target is None else preset):
-            family_models = build_family(
+            model_family = build_family(
                 preset.model,
                 self.head_dim,
                 parse_ratio(self.kv_ratio, "--kv-ratio"),
@@ -154,7 +154,7 @@ class ShapeQuestion:
             )
             budget = budget_for(target_model, *budget_options, seq)
             matching_shapes = find_shapes(
-                family_models, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype
+                model_family, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype
             )
         return ReportedAnswer(
             matching_shapes,

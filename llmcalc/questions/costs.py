@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 
 def ask_cost(
-    run: RunQuestion, options: CostOptions, is_setting_given: Callable[[str], bool] = lambda setting_name: False
+    run_question: RunQuestion,
+    options: CostOptions,
+    is_setting_given: Callable[[str], bool] = lambda setting_name: False,
 ) -> ReportedAnswer:
     """Computes days, energy and money of a training run or of a number of requests.
 
     is_setting_given: parameter → whether the user gave it; default none.
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
-    run.refuse_inputs("cost")
+    run_question.refuse_inputs("cost")
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):
@@ -41,17 +43,17 @@ def ask_cost(
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected_options}"
         )
-    run.require_one_accelerator()
-    hardware = run.hardware
+    run_question.require_one_accelerator()
+    hardware = run_question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     watts, hourly_price = hardware.tdp_watts if options.power is None else options.power, options.price
     if options.tokens is not None:
-        _refuse_inference(run.settings.phase, is_setting_given)
-        run_cost = _training_cost(run, options, watts, hourly_price)
+        _refuse_inference(run_question.settings.phase, is_setting_given)
+        run_cost = _training_cost(run_question, options, watts, hourly_price)
     else:
-        run_cost = _serving_cost(run, options, watts, hourly_price)
-    return ReportedAnswer(run_cost, lambda: report(run.preset, hardware, run_cost))
+        run_cost = _serving_cost(run_question, options, watts, hourly_price)
+    return ReportedAnswer(run_cost, lambda: report(run_question.preset, hardware, run_cost))
 
 
 def _refuse_inference(phase: str, is_setting_given: Callable[[str], bool]) -> None:
@@ -62,25 +64,27 @@ def _refuse_inference(phase: str, is_setting_given: Callable[[str], bool]) -> No
         raise InputError("--users: --tokens are of training; expected --batch, or --requests with --concurrency")
 
 
-def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
+def _training_cost(
+    run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
+) -> RunCost:
     for field in ("input", "output", "concurrency", "engine"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
-    devices = run.layout.devices
+    devices = run_question.layout.devices
     if devices is None:
         raise InputError("--devices: missing; expected the number of accelerators that train, such as 64")
     assert options.tokens is not None
-    run, assumed_options = _with_usual_step(run)
-    assert run.settings.seq is not None
-    spec, settings = run.preset.model, run.settings
+    run_question, assumed_options = _with_usual_step(run_question)
+    assert run_question.settings.seq is not None
+    spec, settings = run_question.preset.model, run_question.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
     batch = options.global_batch or (
-        usual_batch(run.settings.seq, devices)
+        usual_batch(run_question.settings.seq, devices)
         if has_usual_steps
-        else default_batch(run.settings.seq, devices, settings.batch or 1)
+        else default_batch(run_question.settings.seq, devices, settings.batch or 1)
     )
     assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
-    step_tokens = batch * run.settings.seq
+    step_tokens = batch * run_question.settings.seq
     step_count = -(-options.tokens // step_tokens)
     time_estimate: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
@@ -88,7 +92,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
         run_seconds = step_seconds.scaled_by(step_count)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-        layout_plan = fastest_plan(run, time_options, batch)
+        layout_plan = fastest_plan(run_question, time_options, batch)
         seconds = layout_plan.range(layout_plan.plan.feasible[0])
         assert seconds is not None
         assert layout_plan.times is not None
@@ -97,7 +101,7 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
             "range": seconds,
             "stack_title": layout_plan.times.stack.title,
             "plan": layout_plan,
-            "added_options": _options_that_make_it_fit(run, layout_plan),
+            "added_options": _options_that_make_it_fit(run_question, layout_plan),
         }
         run_seconds = add_lost_time(step_seconds.scaled_by(step_count), devices)
     return RunCost(
@@ -113,28 +117,28 @@ def _training_cost(run: RunQuestion, options: CostOptions, watts: float | None, 
     )
 
 
-def _options_that_make_it_fit(run: RunQuestion, layout_plan: LayoutPlan) -> str:
-    """Returns the options that a typed layout has only in order to fit; empty where a layout was left to choose."""
+def _options_that_make_it_fit(run_question: RunQuestion, layout_plan: LayoutPlan) -> str:
+    """Returns the options that `cost` adds so that a typed layout fits, such as full recomputation; else empty."""
     from ..frameworks.registry import layout_of
 
     candidate, framework_name = layout_plan.plan.feasible[0], layout_plan.framework.name
-    if not run.layout.has_all_sizes:
+    if not run_question.layout.has_all_sizes:
         return ""
-    is_as_typed = candidate.layout == layout_of(replace(run.layout, framework=framework_name))
+    is_as_typed = candidate.layout == layout_of(replace(run_question.layout, framework=framework_name))
     recompute_option = f"--recompute {candidate.recompute}" if candidate.recompute else ""
     return recompute_option if is_as_typed else candidate.options
 
 
-def _with_usual_step(run: RunQuestion) -> tuple[RunQuestion, list[str]]:
+def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
-    settings = run.settings.with_(phase="training").with_usual_recomputation()
+    settings = run_question.settings.with_(phase="training").with_usual_recomputation()
     assumed_options: list[str] = []
     if settings.seq is None:
-        spec = run.preset.model
+        spec = run_question.preset.model
         longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING
         settings = settings.with_(seq=min(USUAL_TRAINING, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
-    return replace(run, settings=settings), assumed_options
+    return replace(run_question, settings=settings), assumed_options
 
 
 def _refuse_training_options(command_options: Any, training_options: tuple[str, ...]) -> None:
@@ -144,7 +148,9 @@ def _refuse_training_options(command_options: Any, training_options: tuple[str, 
             raise InputError(f"{option(field)}: does not change servers of --requests; remove it")
 
 
-def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None) -> RunCost:
+def _serving_cost(
+    run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
+) -> RunCost:
     for field in ("step", "global_batch", "overlap"):
         if getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of training; expected --tokens in place of --requests")
@@ -155,15 +161,15 @@ def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, h
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None
-    assert run.hardware is not None
-    layout, settings = run.layout, run.settings
+    assert run_question.hardware is not None
+    layout, settings = run_question.layout, run_question.settings
     _refuse_training_options(settings, ("phase", "quantize", "kv_dtype"))
     _refuse_training_options(layout, ("devices", "tp", "pp", "dp", "ep"))
     if settings.phase != "inference":
         raise InputError(f"--phase {settings.phase}: --requests are served; expected --tokens, or no --phase")
     server_study = serve_study(
-        run.preset,
-        run.hardware,
+        run_question.preset,
+        run_question.hardware,
         ServeOptions(
             options.input,
             options.output,
@@ -182,7 +188,7 @@ def _serving_cost(run: RunQuestion, options: CostOptions, watts: float | None, h
     )
     server_search = server_study.find_servers()
     if server_search.chosen is None:
-        refusal_reasons = ", ".join(server_search.why_not)
+        refusal_reasons = ", ".join(server_search.rejection_counts)
         raise InputError(
             f"--devices: no server of {server_study.hardware.title} serves these requests: {refusal_reasons}"
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..reports.checkpoint import StoredParams
     from ..reports.flops import Flops
     from ..reports.kv import Cache
-    from ..reports.measured import MeasuredParams
+    from ..reports.measured_params import MeasuredParams
     from ..reports.params import Params
     from ..studies.draft import Draft
     from ..studies.utilization import MeasuredRun
@@ -143,7 +143,7 @@ def _refused_options_error(refusal_reason: str) -> InputError:
 
 
 def _measure_params(target: str) -> MeasuredParams:
-    from ..reports.measured import MeasuredParams
+    from ..reports.measured_params import MeasuredParams
     from ..sources.hub import fetch_config
     from ..witnesses.measured_modules import measure_config
 
@@ -245,7 +245,7 @@ class FlopsQuestion:
         )
         if not self.conventions:
             return Flops.of_result(flop_count, preset=preset, share=rank_share, draft=draft)
-        from ..studies.rules import flop_rules_for
+        from ..studies.flop_rules import flop_rules_for
 
         return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft)
 

@@ -31,20 +31,20 @@ class ModelPair(NamedTuple):
 
     before, after: the models; None for a missing one.
     title: title of the comparison; empty for the models' names.
-    unread: why the first model could not be read; empty if it was.
+    unread_reason: why the first model could not be read; empty if it was.
     """
 
     before: Preset | None
     after: Preset | None
     title: str = ""
-    unread: str = ""
+    unread_reason: str = ""
 
 
 class ModelPairs(NamedTuple):
-    """The pairs of models to compare, and the files that are not compared. skipped: file → reason."""
+    """The pairs of models to compare, and the files that are not compared. skip_reasons: file → reason."""
 
     pairs: Sequence[ModelPair]
-    skipped: Mapping[Path, str]
+    skip_reasons: Mapping[Path, str]
 
 
 def changes_to_compare(
@@ -99,8 +99,8 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
             tokens = min(usual_context(preset.model) for preset in compared_presets) if seq is None else seq
             differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
             reports.append(report(differences[-1], pair_title, unread_reason))
-    if compared_changes.skipped:
-        reports.append(skipped_files_report(compared_changes.skipped))
+    if compared_changes.skip_reasons:
+        reports.append(skipped_files_report(compared_changes.skip_reasons))
     return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
 
 

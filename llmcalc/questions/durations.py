@@ -16,10 +16,10 @@ LONGEST = 1e9
 DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def parse_duration(option_name: str, duration_text: Any, largest_without_unit: float = LONGEST) -> float:
+def parse_duration(option_name: str, duration_text: Any, largest_unitless_seconds: float = LONGEST) -> float:
     """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`.
 
-    largest_without_unit: the largest number that is taken for seconds without a unit.
+    largest_unitless_seconds: the largest number that is taken for seconds without a unit.
     Raises `InputError`, which names `option_name`, for other text.
     """
     duration_match = (
@@ -28,7 +28,7 @@ def parse_duration(option_name: str, duration_text: Any, largest_without_unit: f
     seconds = 0.0 if duration_match is None else float(duration_match[1]) * DURATION_UNITS[duration_match[2] or "s"]
     if not 0 < seconds < LONGEST:
         raise InputError(f"{option_name}: {shown(duration_text)}; expected a duration such as 8.1s, 35ms or 12min")
-    if duration_match is not None and duration_match[2] is None and seconds > largest_without_unit:
+    if duration_match is not None and duration_match[2] is None and seconds > largest_unitless_seconds:
         number_text = duration_match[1]
         raise InputError(
             f"{option_name} {number_text}: has no unit; expected {number_text}ms, or {number_text}s for seconds"

@@ -38,7 +38,7 @@ def decoded_token_time(
         return None
     settings_formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache_word]}
     chosen_formats = {field: name for field, name in settings_formats.items() if name is not None}
-    run = RunQuestion(
+    decoding_run = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
@@ -46,5 +46,5 @@ def decoded_token_time(
     software_stack = engine.software_stack(parse_version(version.version))
     users_of_replica = -(-users // layout.dp)
     return time_decoded_token(
-        run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack
+        decoding_run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack
     )

@@ -41,8 +41,9 @@ MOST_DEVICES = 64
 
 @dataclass(frozen=True)
 class EngineQuestion:
-    """A question about serving engines. engines: each `NAME` or `NAME==VERSION`. values: the engine's flags as typed.
+    """A question about serving engines.
 
+    engines: each `NAME` or `NAME==VERSION`. typed_flags: the engine's flags by name, as typed.
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
     receipt: a log whose measured terms stand in place of estimates; None for none.
     launch: the launch file that starts the server; default None.
@@ -52,7 +53,7 @@ class EngineQuestion:
 
     preset: Preset
     engines: tuple[str, ...]
-    values: Mapping[str, Any]
+    typed_flags: Mapping[str, Any]
     hardware: str | None = None
     quantize: str | None = None
     receipt: str | None = None
@@ -106,19 +107,26 @@ class EngineQuestion:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
         with self.naming_file_in_errors():
             engine_flags = read_flag_values(
-                engine.title, engine.known_flags(), self.values, engine.flags_by_option, engine.other_ways
+                engine.title,
+                engine.known_flags(),
+                self.typed_flags,
+                engine.flags_by_option,
+                engine.alternatives_by_option,
             )
             limit_field = engine.field_of_option("--users")
-            is_limit_typed = None not in (self.values.get("users"), self.values.get(limit_field))
+            is_limit_typed = None not in (self.typed_flags.get("users"), self.typed_flags.get(limit_field))
             if is_limit_typed and self.launch is None:
                 users, typed_limit = (
                     read_flag_values(
-                        engine.title, engine.known_flags(), {name: self.values[name]}, engine.flags_by_option
+                        engine.title, engine.known_flags(), {name: self.typed_flags[name]}, engine.flags_by_option
                     )
                     for name in ("users", limit_field)
                 )
                 engine_flags = engine.flags_with_limit(engine_flags | typed_limit, users[limit_field])
-            if engine.serving_flags is not None and None not in (self.values.get("users"), self.values.get("seq")):
+            if engine.serving_flags is not None and None not in (
+                self.typed_flags.get("users"),
+                self.typed_flags.get("seq"),
+            ):
                 users, seq = (engine_flags[engine.field_of_option(option_name)] for option_name in ("--users", "--seq"))
                 del engine_flags[engine.field_of_option("--seq")]  # of each user; the engine's flag may be that of all
                 engine_flags = engine.flags_for_users(self.preset, engine_flags, users, seq)
@@ -336,7 +344,9 @@ def ask_engine_fit(
         options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in options]
+        token_times = [
+            decoded_token_time(preset, engine, version, layout_option, user_count) for layout_option in options
+        ]
         return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(options, report, best_option.serves)

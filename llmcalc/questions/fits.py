@@ -14,7 +14,7 @@ from .runs import RunQuestion, check_framework, in_words_of_file
 
 
 @in_words_of_file
-def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
+def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> ReportedAnswer:
     """Computes whether a run fits on the accelerators, and changes that make it fit.
 
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
@@ -23,10 +23,14 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
 
-    run.refuse_inputs("fit")
-    run.require_one_accelerator()
-    layout, hardware, is_training = run.layout, run.hardware, run.settings.phase == "training"
-    run = replace(run, is_tried=True).in_format_of_tag()
+    run_question.refuse_inputs("fit")
+    run_question.require_one_accelerator()
+    layout, hardware, is_training = (
+        run_question.layout,
+        run_question.hardware,
+        run_question.settings.phase == "training",
+    )
+    run_question = replace(run_question, is_tried=True).in_format_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")
     if global_batch is not None:
@@ -36,19 +40,19 @@ def ask_fit(run: RunQuestion, global_batch: int | None = None) -> ReportedAnswer
             raise InputError("--global-batch: only applies to many devices; add --devices")
         if not is_training:
             raise InputError("--global-batch: only applies to training; use --users, the sequences of each replica")
-    with suggest_nearest_layouts(run.preset.model, layout, run.tokens):
+    with suggest_nearest_layouts(run_question.preset.model, layout, run_question.tokens):
         if hardware is not None and layout.devices is not None and is_training:
-            return _fit_layouts(run, hardware, global_batch)
-        check_framework(run.settings, framework_of(layout))
-        run_memory = run.with_framework(framework_of(layout)).memory_on_one_device()
+            return _fit_layouts(run_question, hardware, global_batch)
+        check_framework(run_question.settings, framework_of(layout))
+        run_memory = run_question.with_framework(framework_of(layout)).memory_on_one_device()
         if hardware is None:
-            return _fit_on_common_hardware(run, run_memory)
+            return _fit_on_common_hardware(run_question, run_memory)
         if layout.devices is None:
-            return _fit_on_one_device(run, run_memory, hardware)
-        return _fit_replicas(run, run_memory, hardware)
+            return _fit_on_one_device(run_question, run_memory, hardware)
+        return _fit_replicas(run_question, run_memory, hardware)
 
 
-def _fit_layouts(run: RunQuestion, hardware: Hardware, global_batch: int | None) -> ReportedAnswer:
+def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: int | None) -> ReportedAnswer:
     """Finds the best layout of training on many devices: the first framework's that fits, else one that fits tightly.
 
     global_batch: see `ask_fit`.
@@ -58,15 +62,15 @@ def _fit_layouts(run: RunQuestion, hardware: Hardware, global_batch: int | None)
     from .plans import answer_of_fitting_run, untried_frameworks
 
     tight_answers: list[DevicesFitAnswer] = []
-    run_on_devices, run_on_several = _runs_by_devices(run, global_batch)
+    many_devices_run, several_devices_run = _runs_by_devices(run_question, global_batch)
 
     def fit_layouts(memory: Memory, layout: LayoutRequest) -> DevicesFitAnswer:
-        fit_result = fit_devices(memory, hardware, layout, global_batch, run_on_several)
+        fit_result = fit_devices(memory, hardware, layout, global_batch, several_devices_run)
         tight_answers.extend([fit_result] if fit_result.fit.verdict == "tight" else [])
         return fit_result
 
     layout_answer = answer_of_fitting_run(
-        run_on_devices, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
+        many_devices_run, fit_layouts, lambda fit_result: fit_result.fit.verdict == "fits"
     )
     if layout_answer.fit.verdict != "fits":
         layout_answer = next(iter(tight_answers), layout_answer)
@@ -75,12 +79,12 @@ def _fit_layouts(run: RunQuestion, hardware: Hardware, global_batch: int | None)
         sentences = untried_frameworks(run_on_devices, planned.framework.name)
         layout_answer = replace(layout_answer, planned=replace(planned, untried_frameworks=sentences))
     return ReportedAnswer(
-        layout_answer, lambda: devices_report(run.preset, layout_answer), layout_answer.fit.verdict != "no"
+        layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )
 
 
 def _runs_by_devices(
-    run: RunQuestion, global_batch: int | None
+    run_question: RunQuestion, global_batch: int | None
 ) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
     """Returns a training run as `fit` counts it, and the run on several accelerators if those run another framework.
 
@@ -90,17 +94,17 @@ def _runs_by_devices(
     from ..frameworks.registry import framework_of
     from .plans import planned_run
 
-    layout = run.layout
+    layout = run_question.layout
     if layout.devices != 1 or layout.framework is not None or global_batch is not None:
-        return run, None
-    run_on_one = replace(run, layout=replace(layout, framework=framework_of(layout).name))
+        return run_question, None
+    single_device_run = replace(run_question, layout=replace(layout, framework=framework_of(layout).name))
     try:
-        return run_on_one, planned_run(replace(run, layout=replace(layout, devices=2)))
+        return single_device_run, planned_run(replace(run_question, layout=replace(layout, devices=2)))
     except InputError:  # several accelerators cannot train it
-        return run_on_one, None
+        return single_device_run, None
 
 
-def _fit_on_one_device(run: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
+def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
     from ..studies.decoding import has_gguf_weights
@@ -108,7 +112,7 @@ def _fit_on_one_device(run: RunQuestion, run_memory: Memory, hardware: Hardware)
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
-    preset, layout = run.preset, run.layout
+    preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
     fit_answer = None
     if usual_engine is not None and has_gguf_weights(run_memory):
@@ -117,7 +121,11 @@ def _fit_on_one_device(run: RunQuestion, run_memory: Memory, hardware: Hardware)
     served_users = ServedUsers.of_answer(fit_answer, usual_engine)
     fit_answer = with_decoding_seconds(fit_answer, hardware, served_users.users)
     device_options = hardware_options(
-        run_memory, run.accelerators, layout, run.cuda_runtime_on, partial(gguf_fit, preset, run_memory)
+        run_memory,
+        run_question.accelerators,
+        layout,
+        run_question.cuda_runtime_on,
+        partial(gguf_fit, preset, run_memory),
     )
     if fit_answer.fit.verdict == "no":
         sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
@@ -125,7 +133,7 @@ def _fit_on_one_device(run: RunQuestion, run_memory: Memory, hardware: Hardware)
             run_memory,
             device_options,
             layout,
-            run.cuda_runtime_on,
+            run_question.cuda_runtime_on,
             changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = fit_answer.changes[len(sufficient_changes) :]
@@ -138,27 +146,29 @@ def _fit_on_one_device(run: RunQuestion, run_memory: Memory, hardware: Hardware)
     )
 
 
-def _fit_replicas(run: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
+def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardware) -> ReportedAnswer:
     """Finds the best replicas of inference on many devices, and the fewest devices."""
     from ..reports.fit import serving_report
     from ..studies.fit_serving import fit_serving
 
-    serving_answer = fit_serving(run_memory, hardware, run.layout)
+    serving_answer = fit_serving(run_memory, hardware, run_question.layout)
     return ReportedAnswer(
-        serving_answer, lambda: serving_report(run.preset, serving_answer), serving_answer.best.fit.verdict != "no"
+        serving_answer,
+        lambda: serving_report(run_question.preset, serving_answer),
+        serving_answer.best.fit.verdict != "no",
     )
 
 
-def _fit_on_common_hardware(run: RunQuestion, run_memory: Memory) -> ReportedAnswer:
+def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> ReportedAnswer:
     """Finds the common accelerators on which a run fits, and the fewest of each kind."""
     from ..reports.fit import options_report
     from ..sources.hardware import COMMON_HARDWARE, load_hardware
     from ..studies.fit_options import hardware_options
     from .usual_engines import gguf_fit
 
-    engine_fit = partial(gguf_fit, run.preset, run_memory)
+    engine_fit = partial(gguf_fit, run_question.preset, run_memory)
     accelerators = map(load_hardware, COMMON_HARDWARE)
-    options = hardware_options(run_memory, accelerators, run.layout, run.cuda_runtime_on, engine_fit)
+    options = hardware_options(run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, engine_fit)
     return ReportedAnswer(
-        options, lambda: options_report(run.preset, run_memory, options), options[0].fit.verdict != "no"
+        options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"
     )

@@ -16,8 +16,8 @@ from ..sources.preset import Preset
 from .runs import RunOptions, RunQuestion, ask_memory, memory_question
 
 if TYPE_CHECKING:
-    from ..reports.memory_answer import DeviceUse
-    from ..reports.ranks_answer import RanksUse
+    from ..reports.memory_answer import DeviceMemoryAnswer
+    from ..reports.ranks_answer import RanksMemoryAnswer
 
 
 def launched_run(
@@ -44,12 +44,14 @@ def launched_run(
     return memory_question(target, read_model, run_options, launch_file=launch_file, **model_options)
 
 
-def launched_bytes(parsed_log: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[str, str], int], list[str]]:
+def launched_bytes(
+    parsed_log: ParsedLog, launched_question: RunQuestion
+) -> tuple[dict[tuple[str, str], int], list[str]]:
     """Returns the computed size by (term, device) of the largest rank of a launched run, and notes on the comparison.
 
     Of an out-of-memory message the bytes that were allocated stand beside the peak of the run, which it did not reach.
     """
-    memory_answer = ask_memory(run)
+    memory_answer = ask_memory(launched_question)
     device = memory_answer.device
     computed_bytes = {
         "peak_allocated": device.peak_bytes,
@@ -60,22 +62,22 @@ def launched_bytes(parsed_log: ParsedLog, run: RunQuestion) -> tuple[dict[tuple[
     if parsed_log.kind == "oom":
         computed_bytes |= {"allocated": device.peak_bytes, "process": device.device_bytes}
         verdict = _memory_verdict(parsed_log, device.device_bytes, device.peak_bytes)
-    run_name = "the run" if run.launch is None else run.launch.where
+    run_name = "the run" if launched_question.launch is None else launched_question.launch.where
     notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
 
 
 def exceeds_device(parsed_log: ParsedLog, required_bytes: int) -> bool:
     """Whether a run requires more than the log's device has; False if the log does not state the device's memory."""
-    return parsed_log.total is not None and required_bytes > parsed_log.total
+    return parsed_log.total_bytes is not None and required_bytes > parsed_log.total_bytes
 
 
 def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int) -> str:
     """Returns a sentence on whether the computed run explains that the memory of the log's device ran out."""
     need_text = f"it requires {units.GIB.write(required_bytes)} GiB, of it {units.GIB.write(peak_bytes)} for tensors"
-    if parsed_log.total is None:
+    if parsed_log.total_bytes is None:
         return f"{need_text}; the log does not state the device's memory"
-    need_text += f", and the device has {units.GIB.write(parsed_log.total)}"
+    need_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
     if exceeds_device(parsed_log, required_bytes):
         return f"{need_text}: too few"
     allocated_bytes = next((term.value for term in parsed_log.terms if term.name == "allocated"), 0)
@@ -84,7 +86,7 @@ def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int)
     return f"{need_text}, which is enough but for other processes and fragmentation"
 
 
-def _rollout_note(memory_answer: DeviceUse | RanksUse) -> list[str]:
+def _rollout_note(memory_answer: DeviceMemoryAnswer | RanksMemoryAnswer) -> list[str]:
     """Returns a note for a run of reinforcement learning, of which the update alone is computed."""
     launch = getattr(memory_answer, "launch", None)
     if launch is None or launch.rollout is None:

@@ -41,10 +41,10 @@ def is_stale(preset: Preset, today: date) -> bool:
 class ListAnswer(ReportedAnswer):
     """An answer that lists presets or accelerators.
 
-    in_full: whether each entry is printed as a table of all its fields.
+    prints_all_fields: whether each entry is printed as a table of all its fields.
     """
 
-    in_full: bool = False
+    prints_all_fields: bool = False
 
 
 def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None = None) -> list[Counted]:
@@ -95,7 +95,9 @@ def ask_presets(
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORTS[sort])
     lists_in_full = shows_details or is_exact
-    return ListAnswer(tuple(listed_presets), lambda: report(listed_presets, lists_in_full), in_full=lists_in_full)
+    return ListAnswer(
+        tuple(listed_presets), lambda: report(listed_presets, lists_in_full), prints_all_fields=lists_in_full
+    )
 
 
 def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
@@ -109,7 +111,7 @@ def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:
     return ListAnswer(
         tuple(listed_accelerators),
         lambda: report(listed_accelerators, bool(requested_names)),
-        in_full=bool(requested_names),
+        prints_all_fields=bool(requested_names),
     )
 
 

@@ -99,7 +99,7 @@ class _LoggedRun:
 
         Raises `InputError` for a log that states a negative size.
         """
-        total_bytes, hardware_name = self.reading.total, self.question.hardware
+        total_bytes, hardware_name = self.reading.total_bytes, self.question.hardware
         if total_bytes is not None and total_bytes < 0:
             raise InputError(
                 f"{self.question.file}: the device's memory in the log is {total_bytes} bytes; expected a positive size"
@@ -249,9 +249,11 @@ def _engine_run(
         )
     engine_flags, notes = read_flags(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
-    cache = next((term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0)
-    if uses_logged_cache and cache and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
-        engine_flags[CACHE_SIZE] = cache
+    logged_cache_bytes = next(
+        (term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0
+    )
+    if uses_logged_cache and logged_cache_bytes and any(flag.field_name == CACHE_SIZE for flag in engine.known_flags()):
+        engine_flags[CACHE_SIZE] = logged_cache_bytes
     scheme_name = logged_run.question.quantize or parsed_log.scheme or logged_run.scheme_in_name
     if scheme_name:
         engine_flags["quantize"] = scheme_name
@@ -267,7 +269,7 @@ def _engine_run(
         except InputError as second:
             logged_run.missing.append(str(second))
             return version, None, ""
-    if engine.budgets_free_memory and parsed_log.free is not None:
+    if engine.budgets_free_memory and parsed_log.free_bytes is not None:
         engine_flags[RECEIPT_FIELD] = LoggedSizes(
             logged_run.question.file, bytes_in_use_before_run(parsed_log, hardware), engine_memory.settings
         )
@@ -281,7 +283,7 @@ def _engine_run(
             "which the log does not show; the checkpoint may say so"
         )
     logged_run.notes.extend(engine_memory.notes)
-    if not parsed_log.refused:
+    if not parsed_log.refused_to_start:
         return version, engine_memory, ""
     measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
     logged_sizes = LoggedSizes(
@@ -297,12 +299,14 @@ NO_ROOM = "computed, nothing is left for the cache: the log does not show all of
 
 def has_logged_cache(parsed_log: ParsedLog) -> bool:
     """Whether the log is of an engine that started, and prints the size of its cache as one term."""
-    return not parsed_log.refused and any(term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms)
+    return not parsed_log.refused_to_start and any(
+        term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms
+    )
 
 
 def bytes_in_use_before_run(parsed_log: ParsedLog, hardware: Hardware) -> dict[str, int]:
     """Returns the memory in use before loading, as a term; empty if the log does not state the free memory."""
-    return {} if parsed_log.free is None else {"non_torch": hardware.capacity_bytes - parsed_log.free}
+    return {} if parsed_log.free_bytes is None else {"non_torch": hardware.capacity_bytes - parsed_log.free_bytes}
 
 
 def _fp8_flag_value(engine: Engine, engine_flags: Mapping[str, Any]) -> str:
@@ -370,11 +374,14 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
     if preset is None or not (parsed_log.cache_tokens and parsed_log.cache_dtype):
         return None
     try:
-        cache = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
+        cache_size = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache.groups)
-    return cache.bytes if is_uniform else None
+    is_uniform = all(
+        layer_group.width is not None and layer_group.tokens == parsed_log.cache_tokens
+        for layer_group in cache_size.groups
+    )
+    return cache_size.bytes if is_uniform else None
 
 
 def _wrong_term_and_flag(
@@ -384,11 +391,11 @@ def _wrong_term_and_flag(
 
     suggested_flag: the change with which the engine starts, where it refused to.
     """
-    if parsed_log.off:
-        return parsed_log.off, parsed_log.flag
+    if parsed_log.wrong_term:
+        return parsed_log.wrong_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
     failing_terms = [term for term in wrong_terms if term.term.name not in CONSEQUENCES] or wrong_terms
-    if not failing_terms and not parsed_log.refused:
+    if not failing_terms and not parsed_log.refused_to_start:
         return "", ""
     most_different_term = max(
         failing_terms,
@@ -401,5 +408,5 @@ def _wrong_term_and_flag(
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed:
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
     engine_flags = engine(parsed_log.program).flag_of if parsed_log.program in FOLDERS else {}
-    logged_flag = parsed_log.flag if wrong_term == "kv_cache" else ""
+    logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""
     return wrong_term, suggested_flag or logged_flag or engine_flags.get(wrong_term, "")

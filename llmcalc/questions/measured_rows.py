@@ -54,16 +54,20 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
 def calibration_of_file(
-    path: str | Path, run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], time_run: Timer
+    path: str | Path,
+    run_question: RunQuestion,
+    options: TimeOptions,
+    read_model: Callable[[str], Preset],
+    time_run: Timer,
 ) -> Calibration:
     """Fits the factors of a software stack's time estimates to the measured runs of a file.
 
-    run, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
-    time_run: gives the time of a run.
+    run_question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    time_run: estimates the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
     measured_runs = [
-        _measured_run(f"{path}:{line_number}", row_cells, run, options, read_model, time_run)
+        _measured_run(f"{path}:{line_number}", row_cells, run_question, options, read_model, time_run)
         for line_number, row_cells in list(_rows_of_filled_cells(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(measured_runs)
@@ -104,7 +108,7 @@ def _rows_of_filled_cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 def _measured_run(
     row_name: str,
     row_cells: Mapping[str, str],
-    run: RunQuestion,
+    run_question: RunQuestion,
     options: TimeOptions,
     read_model: Callable[[str], Preset],
     time_run: Timer,
@@ -113,10 +117,12 @@ def _measured_run(
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
-        estimated_run = time_run(_question_of_row(row_cells, run, read_model), _options_of_row(row_cells, options))
+        estimated_run = time_run(
+            _question_of_row(row_cells, run_question, read_model), _options_of_row(row_cells, options)
+        )
     except InputError as error:
         raise InputError(f"{row_name}: {error}") from None
-    is_training = run.settings.phase == TRAINING
+    is_training = run_question.settings.phase == TRAINING
     if (estimated_run.phase == TRAINING) != is_training:
         expected_phases = TRAINING if is_training else "prefill or decode"
         raise InputError(
@@ -144,7 +150,7 @@ def _measured_run(
 
 
 def _question_of_row(
-    row_cells: Mapping[str, str], run: RunQuestion, read_model: Callable[[str], Preset]
+    row_cells: Mapping[str, str], run_question: RunQuestion, read_model: Callable[[str], Preset]
 ) -> RunQuestion:
     """Returns the question of the command line with values replaced by the cells of a measured row."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
@@ -152,11 +158,11 @@ def _question_of_row(
         users = validate_whole("--users", length_of("--users", row_cells["users"]))
         settings["batch"] = batch_from_options(settings.get("batch"), users, "decode")
     return replace(
-        run,
-        preset=read_model(row_cells["model"]) if "model" in row_cells else run.preset,
-        settings=run.settings.with_(**settings),
-        layout=replace(run.layout, **layout),
-        accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run.accelerators,
+        run_question,
+        preset=read_model(row_cells["model"]) if "model" in row_cells else run_question.preset,
+        settings=run_question.settings.with_(**settings),
+        layout=replace(run_question.layout, **layout),
+        accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run_question.accelerators,
     )
 
 

@@ -1,4 +1,4 @@
-"""Names of options and commands that other programs use, with their names here, for the errors that suggest them."""
+"""Other programs' names of options and commands, with llmcalc's names, for suggestions in error messages."""
 
 from __future__ import annotations
 
@@ -98,35 +98,35 @@ OTHER_COMMANDS = {
 """Commands here, with the words that people type for them, which have other letters."""
 
 
-def name_here(typed_name: str, names: Mapping[str, str], known_names: Container[str]) -> str:
-    """Returns the first known name for another spelling; empty without one.
+def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], known_names: Container[str]) -> str:
+    """Returns llmcalc's name of an option or command that another program spells differently; empty if there is none.
 
-    names: `OTHER_NAMES` or `OTHER_COMMANDS`.
+    spellings_by_name: `OTHER_NAMES` or `OTHER_COMMANDS`.
     """
     return next(
         (
             name
-            for name, other_spellings in names.items()
+            for name, other_spellings in spellings_by_name.items()
             if typed_name in other_spellings.split() and name.partition(" ")[0] in known_names
         ),
         "",
     )
 
 
-def argument_here(typed_name: str, argument_names: Collection[str]) -> str:
-    """Returns the first known argument of Python for another spelling, such as `hardware` for `gpu`; empty without one.
+def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
+    """Returns the Python argument for another name, such as `hardware` for `gpu`; empty if there is none.
 
     argument_names: the arguments of the function.
     """
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
-    typed_option = _option_of(typed_name)
+    typed_option = _option_spelling(typed_name)
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
             return name
-    option = name_here(typed_option, OTHER_NAMES, {_option_of(name) for name in argument_names})
-    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_as_argument, option))
+    option = llmcalc_spelling(typed_option, OTHER_NAMES, {_option_spelling(name) for name in argument_names})
+    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option))
     return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments.replace("llmcalc ", "llmcalc."))
 
 
@@ -135,15 +135,15 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
 
     argument_names: the arguments of the function.
     """
-    if argument := argument_here(typed_name, argument_names):
+    if argument := python_argument_of(typed_name, argument_names):
         return f"; expected {argument}"
     suggestion = suggest(typed_name, list(argument_names))
-    if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_of(typed_name))):
+    if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_spelling(typed_name))):
         suggestion = f' A flag of an engine needs engine="{engine_word}".'
     return f".{suggestion}"
 
 
-def _option_of(argument_name: str) -> str:
+def _option_spelling(argument_name: str) -> str:
     return f"--{argument_name.replace('_', '-')}"
 
 
@@ -151,7 +151,7 @@ _OPTION_WITH_VALUE = re.compile(r"--([a-z-]+)(?: (?!of\b|has\b|and\b|times\b)(\w
 """An option in `OTHER_NAMES`, with its value: a word of the command line, a number, or a placeholder in capitals."""
 
 
-def _as_argument(option: re.Match[str]) -> str:
+def _python_argument_text(option: re.Match[str]) -> str:
     argument_name, value = option[1].replace("-", "_"), option[2]
     if value is None:
         return argument_name

@@ -30,23 +30,23 @@ def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -
     return settings.with_usual_recomputation()
 
 
-def refuse_missing_units(run: RunQuestion) -> None:
+def refuse_missing_units(run_question: RunQuestion) -> None:
     """Raises `InputError` for training in a precision whose products the accelerator has no units for."""
     from ..studies.run_time import missing_units_error
     from ..timing.device import has_product_units
 
-    precision, hardware = run.settings.precision or "", run.hardware
+    precision, hardware = run_question.settings.precision or "", run_question.hardware
     dtype = NARROW_PRODUCTS.get(precision)
     if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
         raise missing_units_error(precision, dtype, hardware)
 
 
-def planned_run(run: RunQuestion) -> tuple[Memory, LayoutRequest]:
+def planned_run(run_question: RunQuestion) -> tuple[Memory, LayoutRequest]:
     """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(run))
+    return next(planned_runs(run_question))
 
 
-def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
+def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """Yields a plan's runs on one device, each with its layout options and the training framework.
 
     That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
@@ -55,20 +55,23 @@ def planned_runs(run: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
     """
     from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
 
-    layout, refusal_error, has_planned_run = run.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, run.hardware)
-    yields_every_framework = run.settings.lora_rank is not None and bool(other_frameworks)
+    layout, refusal_error, has_planned_run = run_question.layout, None, False
+    first_framework, *other_frameworks = frameworks_for_plans(layout, run_question.hardware)
+    yields_every_framework = run_question.settings.lora_rank is not None and bool(other_frameworks)
     if yields_every_framework:
         other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
     for framework_record in (first_framework, *other_frameworks):
-        run_layout, run_memory = layout, run.with_framework(framework_record).memory_on_one_device()
+        run_layout, run_memory = layout, run_question.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check(run_memory, layout.framework_version or "")
         except InputError as error:
             refusal_error = error
             continue
         if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
-            if run.hardware is not None and run_memory.states.total_bytes > run.hardware.capacity_bytes:
+            if (
+                run_question.hardware is not None
+                and run_memory.states.total_bytes > run_question.hardware.capacity_bytes
+            ):
                 continue
             is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes)
             if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
@@ -106,15 +109,15 @@ Answer = TypeVar("Answer")
 
 
 def answers_of_planned_runs(
-    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
+    run_question: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer]
 ) -> Iterator[Answer]:
     """Yields the answer about each of a plan's runs. Raises the first `InputError` if there is no answer."""
     from ..frameworks.registry import framework_of
 
-    refuse_missing_units(run)
+    refuse_missing_units(run_question)
     refusal_error, has_answer = None, False
-    for run_memory, layout in planned_runs(run):
-        check_framework(run.settings, framework_of(layout))
+    for run_memory, layout in planned_runs(run_question):
+        check_framework(run_question.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)
         except InputError as error:
@@ -127,17 +130,19 @@ def answers_of_planned_runs(
 
 
 def answer_of_fitting_run(
-    run: RunQuestion, answer_run: Callable[[Memory, LayoutRequest], Answer], is_fitting: Callable[[Answer], bool]
+    run_question: RunQuestion,
+    answer_run: Callable[[Memory, LayoutRequest], Answer],
+    is_fitting: Callable[[Answer], bool],
 ) -> Answer:
     """Returns the answer about the first fitting run of a plan, or about the last run with an answer if none fits."""
-    for run_answer in answers_of_planned_runs(run, answer_run):
+    for run_answer in answers_of_planned_runs(run_question, answer_run):
         if is_fitting(run_answer):
             break
     return run_answer
 
 
 def ask_plan(
-    run: RunQuestion,
+    run_question: RunQuestion,
     global_batch: int | None = None,
     row_count: int = 10,
     order_name: Order | None = None,
@@ -160,19 +165,19 @@ def ask_plan(
     from ..studies.plan import first_fitting_plan, plan_of
 
     requested_sizes = None if size_filter is None else parse_sizes(size_filter)
-    run = replace(run, is_tried=True)
-    layout, preset, hardware = run.layout, run.preset, run.hardware
+    run_question = replace(run_question, is_tried=True)
+    layout, preset, hardware = run_question.layout, run_question.preset, run_question.hardware
     if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
     if layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators, such as 8")
-    if run.settings.phase != "training":
+    if run_question.settings.phase != "training":
         raise InputError(
-            f"--phase {run.settings.phase}: plan is for training; expected training (llmcalc fit --devices finds "
-            "layouts for inference)"
+            f"--phase {run_question.settings.phase}: plan is for training; expected training "
+            "(llmcalc fit --devices finds layouts for inference)"
         )
     layout_plans = answers_of_planned_runs(
-        run,
+        run_question,
         lambda memory, run_layout: plan_of(
             memory,
             hardware,
@@ -185,31 +190,33 @@ def ask_plan(
         ),
     )
     layout_plan = first_fitting_plan(list(layout_plans))
-    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run, layout_plan, time_settings))
+    layout_plan = replace(layout_plan, compared_plans=_compared_plans(run_question, layout_plan, time_settings))
     suggestions = ""
     if not layout_plan.plan.feasible:
         layout_plan = replace(layout_plan, untried_frameworks=untried_frameworks(run, layout_plan.framework.name))
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
-        workload, layout_rules = layout_plan.memory.states.workload, layout_plan.framework.layouts
+        workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layouts
         batch_sizes = layout_plan.global_batch, int(workload.batch)
         suggestions = nearest_layouts_text(
             preset.model,
             layout,
             workload.seq,
-            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_rules, *batch_sizes),
+            check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
         )
         refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
-        batch_refusals = [reason for reason in batch_reasons if reason in refused]
-        if batch_refusals and (layout_plan.is_batch_assumed or not suggestions or len(refused) == len(batch_refusals)):
+        refusals_by_batch = [reason for reason in batch_reasons if reason in refused]
+        if refusals_by_batch and (
+            layout_plan.is_batch_assumed or not suggestions or len(refused) == len(refusals_by_batch)
+        ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
-            suggestions = f"{batch_refusals[0]}; expected such as --global-batch {suitable_batch}"
+            suggestions = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
         layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
     )
 
 
 def _compared_plans(
-    run: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
+    run_question: RunQuestion, layout_plan: LayoutPlan, time_settings: Callable[[Framework], TimeSettings] | None
 ) -> tuple[LayoutPlan, ...]:
     """Returns plans by time of one row under the other usual frameworks that divide weights, if none was named."""
     from ..frameworks.registry import WITHOUT_A_NAME, frameworks_for_plans
@@ -219,19 +226,19 @@ def _compared_plans(
     if layout_plan.times is None or layout_plan.other_plans or layout_plan.framework.name == WITHOUT_A_NAME:
         return ()
     compared_plans = []
-    for framework_record in frameworks_for_plans(run.layout, run.hardware):
+    for framework_record in frameworks_for_plans(run_question.layout, run_question.hardware):
         if framework_record.name in (WITHOUT_A_NAME, layout_plan.framework.name):
             continue
         if time_settings is not None and time_settings(framework_record).stack == layout_plan.times.settings.stack:
             continue  # `--stack` names the software of one framework
-        run_memory = run.with_framework(framework_record).memory_on_one_device()
+        run_memory = run_question.with_framework(framework_record).memory_on_one_device()
         try:
             framework_record.check(run_memory, "")
-            check_framework(run.settings, framework_record)
+            check_framework(run_question.settings, framework_record)
             compared_plan = plan_of(
                 run_memory,
                 layout_plan.hardware,
-                replace(run.layout, framework=framework_record.name),
+                replace(run_question.layout, framework=framework_record.name),
                 layout_plan.global_batch,
                 1,
                 order_name="time",

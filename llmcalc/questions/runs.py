@@ -16,7 +16,7 @@ from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
-from ..reports.memory_answer import ASSUMED, DeviceUse
+from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
-    from ..reports.ranks_answer import RanksUse
+    from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.draft import Draft
 
 
@@ -419,27 +419,29 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
         )
 
 
-def _with_draft_model(run: RunQuestion, draft_preset: Preset) -> RunQuestion:
+def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQuestion:
     """Returns the question with a draft model. Raises `InputError` if a draft model does not apply."""
     from ..costs.draft import check_draft
 
-    if run.launch is not None or run.settings.phase == "training":
+    if run_question.launch is not None or run_question.settings.phase == "training":
         raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
-    if run.layout.has_options:
+    if run_question.layout.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
-    check_draft(run.preset.model, draft_preset.model, run.preset.name, f"--draft {draft_preset.name}")
-    return replace(run, draft=draft_preset)
+    check_draft(run_question.preset.model, draft_preset.model, run_question.preset.name, f"--draft {draft_preset.name}")
+    return replace(run_question, draft=draft_preset)
 
 
-def _draft_of_run(run: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> Draft | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
-    if run.draft is None:
+    if run_question.draft is None:
         return None
     from ..studies.draft import draft_costs
 
     workload = target_memory.states.workload
     seq = workload.seq + (target_memory.states.phase == "decode")
-    return draft_costs(run.preset, run.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16")
+    return draft_costs(
+        run_question.preset, run_question.draft, workload.batch, seq, target_memory.states.kv_dtype or "bfloat16"
+    )
 
 
 Parameters = ParamSpec("Parameters")
@@ -452,11 +454,11 @@ def in_words_of_file(
     """Returns a question whose errors about an option of a launch file name the file and its argument."""
 
     @wraps(question)
-    def ask(run: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
+    def ask(run_question: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
         try:
-            return question(run, *arguments, **options)
+            return question(run_question, *arguments, **options)
         except InputError as error:
-            raise error if run.launch is None else run.launch.in_words_of_file(error) from None
+            raise error if run_question.launch is None else run_question.launch.in_words_of_file(error) from None
 
     return ask
 
@@ -481,42 +483,48 @@ def _planned_framework(run: RunQuestion, framework_record: Framework) -> Framewo
     return None
 
 
-def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUse | RanksUse:
+def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 
     draft_preset: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    run = (run if draft_preset is None else _with_draft_model(run, draft_preset)).in_format_of_tag()
-    layout, launched_run = run.layout, run.launch
-    answer_fields: dict[str, Any] = {"preset": run.preset, "accelerators": run.accelerators, "workspace": run.workspace}
+    run_question = (
+        run_question if draft_preset is None else _with_draft_model(run_question, draft_preset)
+    ).in_format_of_tag()
+    layout, launched_run = run_question.layout, run_question.launch
+    answer_fields: dict[str, Any] = {
+        "preset": run_question.preset,
+        "accelerators": run_question.accelerators,
+        "workspace": run_question.workspace,
+    }
     if launched_run is None and not layout.has_options:
-        if run.settings.recompute == SELECTIVE:  # without a framework
-            run = replace(run, settings=run.settings.with_(recompute="attention"))
-        settings = run.settings  # the page has no frameworks at first
+        if run_question.settings.recompute == SELECTIVE:  # without a framework
+            run_question = replace(run_question, settings=run_question.settings.with_(recompute="attention"))
+        settings = run_question.settings  # the page has no frameworks at first
         if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of
 
             check_framework(settings, framework_of(layout))
-        memory_on_one_device = run.memory_on_one_device()
-        return DeviceUse.of_result(
-            memory_on_one_device, **answer_fields, draft=_draft_of_run(run, memory_on_one_device)
+        memory_on_one_device = run_question.memory_on_one_device()
+        return DeviceMemoryAnswer.of_result(
+            memory_on_one_device, **answer_fields, draft=_draft_of_run(run_question, memory_on_one_device)
         )
     from ..frameworks.ranks import Cluster
     from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
-    from ..reports.ranks_answer import RanksUse
+    from ..reports.ranks_answer import RanksMemoryAnswer
     from ..studies.step_size import with_usual_micro_batches
 
     framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
-    check_framework(run.settings, framework_record)
+    check_framework(run_question.settings, framework_record)
     version = layout.framework_version or ""
-    run_memory = run.with_framework(framework_record).memory_on_one_device()
+    run_memory = run_question.with_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
-        run.preset.model,
+        run_question.preset.model,
         layout if launched_run is None else NO_LAYOUT_OPTIONS,
-        run.tokens,
+        run_question.tokens,
         check_layout=partial(framework_record.check_layout, run_memory),
     ):
         if launched_run is not None:
@@ -528,10 +536,10 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
                 launched_run.own_settings,
                 launched_run.frozen,
             )
-        elif run.settings.phase != "training" and layout.is_undivided:
+        elif run_question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 
-            hardware = run.hardware or find_hardware(ASSUMED.lower())
+            hardware = run_question.hardware or find_hardware(ASSUMED.lower())
             _, best_replica, _ = serving_replicas(run_memory, hardware, layout)
             ranks = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
             answer_fields["chosen_for"] = hardware
@@ -541,6 +549,6 @@ def ask_memory(run: RunQuestion, draft_preset: Preset | None = None) -> DeviceUs
             ranks = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )
-        ranks_answer = RanksUse.of_result(ranks, **answer_fields, launch=launched_run)
+        ranks_answer = RanksMemoryAnswer.of_result(ranks, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here
         return ranks_answer

@@ -69,14 +69,14 @@ def _calibration_of_options(
         return None
     from .measured_rows import calibration_of_file
 
-    run = RunQuestion(
+    run_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode"),
         layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
         accelerators=(hardware,),
     )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of_file(options.calibrate, run, time_options, read_model, timed_run)
+    return calibration_of_file(options.calibrate, run_question, time_options, read_model, timed_run)
 
 
 def serve_study(
@@ -125,8 +125,8 @@ def serve_study(
             f"--input, --output: {input_tokens + output_tokens:,} tokens of a request are too many; "
             f"expected at most {LARGEST:,}"
         )
-    request_shape = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
-    longest_request = request_shape.total_tokens if request_trace is None else request_trace.longest_request
+    request_lengths = RequestSizes(input_tokens, output_tokens, int(cached_share * input_tokens))
+    longest_request = request_lengths.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
     software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
@@ -138,13 +138,13 @@ def serve_study(
         engine_record,
         version,
         dict(_runs_by_format(preset, hardware, options, longest_request)),
-        request_shape,
+        request_lengths,
         latency_limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         options.price,
         request_trace,
         options.disaggregate is not None,
-        _prefill_decode_ratio(options, request_shape),
+        _prefill_decode_ratio(options, request_lengths),
         speculation,
         draft_flags | _memory_flags(engine_record, options),
     )
@@ -171,21 +171,21 @@ def _prefill_decode_ratio(options: ServeOptions, request_shape: RequestSizes) ->
 
     Raises `InputError` for other values, and for requests of which no replica decodes anything.
     """
-    ratio_text = options.disaggregate
-    if ratio_text is None:
+    replica_ratio_text = options.disaggregate
+    if replica_ratio_text is None:
         return None
     if options.trace is not None:
         raise InputError("--disaggregate: the requests of a trace are simulated on equal replicas; expected --input")
     if request_shape.output_tokens == 1:
         raise InputError("--disaggregate: answers of one token are not decoded; expected a longer --output")
-    if ratio_text == AUTO:
+    if replica_ratio_text == AUTO:
         return None
-    text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(ratio_text))
+    text_match = re.fullmatch(r"([1-9][0-9]?):([1-9][0-9]?)", str(replica_ratio_text))
     replica_counts = (0, 0) if text_match is None else (int(text_match[1]), int(text_match[2]))
     if not 0 < max(replica_counts) <= MOST_REPLICAS_OF_A_SIDE:
         raise InputError(
-            f"--disaggregate: {shown(ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that decode, "
-            f"each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
+            f"--disaggregate: {shown(replica_ratio_text)}; expected {AUTO}, or replicas for prompts and replicas that "
+            f"decode, each at most {MOST_REPLICAS_OF_A_SIDE}, such as 1:3"
         )
     return replica_counts
 
@@ -213,7 +213,7 @@ def _speculation_of_options(
         raise InputError(
             f"--draft: speculative decoding of {engine_record.title}'s servers is not modelled; expected vllm"
         )
-    tokens = options.draft_tokens or DRAFT_TOKENS
+    draft_token_count = options.draft_tokens or DRAFT_TOKENS
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
     draft_method = options.draft if options.draft in ("mtp", "ngram") else "model"
@@ -223,9 +223,11 @@ def _speculation_of_options(
         reads_states = states_reader_of(draft.model) is not None
         check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
     spec = None if draft is None else draft.model
-    acceptance = options.acceptance if options.acceptance < 1 else acceptance_of_length(options.acceptance, tokens)
-    return Speculation(tokens, acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
-        draft_method, draft, tokens
+    acceptance = (
+        options.acceptance if options.acceptance < 1 else acceptance_of_length(options.acceptance, draft_token_count)
+    )
+    return Speculation(draft_token_count, acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
+        draft_method, draft, draft_token_count
     )
 
 

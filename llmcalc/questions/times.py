@@ -32,13 +32,15 @@ if TYPE_CHECKING:
     from ..studies.timed_run import TimedRun
 
 
-def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings with a phase to time: training, prefill or decode.
+def settings_with_phase(
+    run_question: RunQuestion, options: TimeOptions, is_setting_given: Callable[[str], bool]
+) -> Settings:
+    """Returns the run's settings with the phase that `time` estimates: training, prefill or decode.
 
     Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
     """
-    settings = run.settings
+    settings = run_question.settings
     if settings.phase != "inference":
         return settings
     if is_setting_given("phase"):
@@ -46,12 +48,12 @@ def settings_with_phase(run: RunQuestion, options: TimeOptions, is_setting_given
     from ..timing.stack import stack_names
 
     can_train = (options.stack or "").partition("+")[0] in stack_names("training")
-    framework = run.layout.framework
+    framework = run_question.layout.framework
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
     if options.global_batch is not None or can_train or framework is not None:
         return settings.with_(phase="training")
-    reads_prompt = bool(run.preset.model.model_without_tokens) or options.server or options.context is not None
+    reads_prompt = bool(run_question.preset.model.model_without_tokens) or options.server or options.context is not None
     return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
@@ -61,7 +63,7 @@ ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
 
 @in_words_of_file
 def ask_time(
-    run: RunQuestion,
+    run_question: RunQuestion,
     options: TimeOptions,
     is_setting_given: Callable[[str], bool] = lambda setting_name: False,
     read_model: Callable[[str], Preset] = load,
@@ -71,18 +73,18 @@ def ask_time(
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
     """
-    run.refuse_inputs("time")
+    run_question.refuse_inputs("time")
     from ..reports.calibration import with_calibration
-    from ..reports.seconds import report
+    from ..reports.time_estimate import report
     from ..studies.timed_run import explain_measured
 
-    if run.hardware is None:
+    if run_question.hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    run.require_one_accelerator()
-    is_phase_assumed = run.settings.phase == "inference"
-    run = replace(run, settings=settings_with_phase(run, options, is_setting_given))
-    options, calibration = _calibrated_options(run, options, read_model)
-    estimated_run = timed_run(run, options)
+    run_question.require_one_accelerator()
+    is_phase_assumed = run_question.settings.phase == "inference"
+    run_question = replace(run_question, settings=settings_with_phase(run_question, options, is_setting_given))
+    options, calibration = _calibrated_options(run_question, options, read_model)
+    estimated_run = timed_run(run_question, options)
     measured_time = options.measured
     explanation = None
     if measured_time is not None:
@@ -93,28 +95,32 @@ def ask_time(
         explanation = measured_time, lines
     return ReportedAnswer(
         estimated_run,
-        lambda: with_calibration(report(run.preset, estimated_run, options.by_node, explanation), calibration),
+        lambda: with_calibration(report(run_question.preset, estimated_run, options.by_node, explanation), calibration),
     )
 
 
 def _calibrated_options(
-    run: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
+    run_question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
     """Returns the options with a calibrated software stack, and the calibration; None without `--calibrate`."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of_file
 
-    calibration = calibration_of_file(options.calibrate, run, options, read_model, timed_run)
+    calibration = calibration_of_file(options.calibrate, run_question, options, read_model, timed_run)
     return replace(options, factors=calibration.factors), calibration
 
 
-def timed_run(run: RunQuestion, options: TimeOptions) -> TimedRun:
+def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
-    return _training_time(run, options) if run.settings.phase == "training" else _inference_time(run, options)
+    return (
+        _training_time(run_question, options)
+        if run_question.settings.phase == "training"
+        else _inference_time(run_question, options)
+    )
 
 
-def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
+def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..frameworks.registry import NAMES as FRAMEWORK_NAMES
     from ..frameworks.registry import framework
     from ..parallel.nearest import suggest_nearest_layouts
@@ -123,31 +129,33 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     for field in ("engine", "context", "server"):
         if getattr(options, field):
             raise InputError(f"{option(field)}: is of inference; expected --phase prefill or decode")
-    hardware = run.hardware
+    hardware = run_question.hardware
     assert hardware is not None
-    layout_arguments = run.preset.model, run.layout, run.tokens
+    layout_arguments = run_question.preset.model, run_question.layout, run_question.tokens
     with suggest_nearest_layouts(*layout_arguments):
-        run_memory, framework_record, layout = training_run(run)
-        check_loss(run.settings, framework_record)
-        is_planned_first = run.layout.is_undivided and (run.layout.devices or 1) > 1  # as `cost` and `fit`
-        fastest_layout_plan = _fastest_fitting_layout(run, options) if is_planned_first else None
+        run_memory, framework_record, layout = training_run(run_question)
+        check_loss(run_question.settings, framework_record)
+        is_planned_first = (
+            run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
+        )  # as `cost` and `fit`
+        fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
         needed_bytes, chosen_options = 0, ""
         try:
             micro_batches = micro_batch_count_of_run(run_memory, layout, options.global_batch)
             if options.global_batch is not None or run_memory.settings.num_microbatches is not None:
-                _check_schedule(run, options, framework_record, layout, micro_batches)
+                _check_schedule(run_question, options, framework_record, layout, micro_batches)
             needed_bytes = _peak_training_bytes(run_memory, framework_record, layout, micro_batches)
         except InputError:
             if fastest_layout_plan is None:
                 raise
         if needed_bytes > hardware.capacity_bytes and not is_planned_first:
-            fastest_layout_plan = _fastest_fitting_layout(run, options)
+            fastest_layout_plan = _fastest_fitting_layout(run_question, options)
         if fastest_layout_plan is not None:
             layout_candidate, framework_record = fastest_layout_plan.plan.feasible[0], fastest_layout_plan.framework
             run_memory = fastest_layout_plan.estimates.with_recompute(layout_candidate.recompute).memory
             layout, micro_batches = layout_candidate.layout, layout_candidate.micro_batches
             chosen_options = f"{layout_candidate.options} {fastest_layout_plan.assumed_batch}".strip()
-        time_settings_of_run = time_settings(run, framework_record, options)
+        time_settings_of_run = time_settings(run_question, framework_record, options)
     adapters = run_memory.states.adapters
     divides_adapters = adapters is not None and adapters.library in PARALLEL_LIBRARIES
     check_layout = partial(framework_record.check_layout, run_memory) if divides_adapters else None
@@ -155,7 +163,7 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         if check_layout is not None:  # as `memory` refuses it
             check_layout(layout)
         timed_run = time_training(run_memory, hardware, layout, micro_batches, time_settings_of_run)
-    precision = run.settings.precision or ""
+    precision = run_question.settings.precision or ""
     is_planned = precision not in NARROW_PRODUCTS or any(
         precision in framework(field).narrow_precisions for field in FRAMEWORK_NAMES
     )
@@ -169,20 +177,24 @@ def _training_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def _check_schedule(
-    run: RunQuestion, options: TimeOptions, framework_record: Framework, layout: Layout, micro_batches: int
+    run_question: RunQuestion, options: TimeOptions, framework_record: Framework, layout: Layout, micro_batches: int
 ) -> None:
     """Raises `InputError` for a number of micro-batches that the layout's schedule does not take, as `memory` does."""
     try:
-        check_micro_batches(layout, micro_batches, _micro_batch_group(run, framework_record, layout, micro_batches))
+        check_micro_batches(
+            layout, micro_batches, _micro_batch_group(run_question, framework_record, layout, micro_batches)
+        )
     except InputError as error:
         if options.global_batch is None:
             raise
         raise InputError(f"--global-batch {options.global_batch} makes {error}") from None
 
 
-def _micro_batch_group(run: RunQuestion, framework_record: Framework, layout: Layout, micro_batches: int) -> int | None:
+def _micro_batch_group(
+    run_question: RunQuestion, framework_record: Framework, layout: Layout, micro_batches: int
+) -> int | None:
     """Returns the group size of an interleaved schedule, by the file or the framework; None for the default."""
-    file_settings = None if run.launch is None else run.launch.own_settings
+    file_settings = None if run_question.launch is None else run_question.launch.own_settings
     group_size = getattr(file_settings, "microbatch_group_size_per_virtual_pipeline_stage", None)
     if group_size is None and framework_record.micro_batch_group is not None:
         group_size = framework_record.micro_batch_group(layout.pp, micro_batches)
@@ -198,30 +210,34 @@ def _peak_training_bytes(run_memory: Memory, framework_record: Framework, layout
         return memory_estimate.least_bytes(layout)
 
 
-def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPlan | None:
+def _fastest_fitting_layout(run_question: RunQuestion, options: TimeOptions) -> LayoutPlan | None:
     """Returns the plan for a run without a stated layout; None for a stated layout, or if no layout fits."""
-    if not run.layout.is_undivided or run.launch is not None or run.settings.num_microbatches:
+    if (
+        not run_question.layout.is_undivided
+        or run_question.launch is not None
+        or run_question.settings.num_microbatches
+    ):
         return None
     try:
-        return fastest_plan(run, options, options.global_batch)
+        return fastest_plan(run_question, options, options.global_batch)
     except InputError:
         return None
 
 
-def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
+def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
 
     A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
     """
-    from ..studies.plan import ended_search_error, plan_of
+    from ..studies.plan import incomplete_search_error, plan_of
     from .plans import answer_of_fitting_run
 
-    hardware = run.hardware
+    hardware = run_question.hardware
     assert hardware is not None
 
     def fastest(is_as_typed: bool) -> LayoutPlan:
         return answer_of_fitting_run(
-            run,
+            run_question,
             lambda run_memory, layout: plan_of(
                 run_memory,
                 hardware,
@@ -230,82 +246,90 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
                 1,
                 order_name="time",
                 suggests_nearest="never",
-                time_settings=lambda framework_record: time_settings(run, framework_record, options),
+                time_settings=lambda framework_record: time_settings(run_question, framework_record, options),
                 may_recompute=not is_as_typed,
-                tries_variants=run.layout.has_all_sizes and not is_as_typed,
+                tries_variants=run_question.layout.has_all_sizes and not is_as_typed,
             ),
             lambda layout_plan: bool(layout_plan.plan.feasible),
         )
 
-    layout_plan = fastest(is_as_typed=run.layout.has_all_sizes)
-    if run.layout.has_all_sizes and not layout_plan.plan.feasible:
+    layout_plan = fastest(is_as_typed=run_question.layout.has_all_sizes)
+    if run_question.layout.has_all_sizes and not layout_plan.plan.feasible:
         layout_plan = fastest(is_as_typed=False)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise ended_search_error(layout_plan)
+        raise incomplete_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
-        raise _no_layout_error(layout_plan, run, run.layout.devices)
+        raise _no_layout_error(layout_plan, run_question, run_question.layout.devices)
     return layout_plan
 
 
-def _no_layout_error(layout_plan: LayoutPlan, run: RunQuestion, devices: int | None) -> InputError:
+def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
     from .plans import untried_frameworks
 
-    plan = layout_plan.plan
-    assert run.hardware is not None
-    if plan.refused and TOO_MUCH not in plan.refused:
-        refusal_reason = max(plan.refused, key=plan.refused.__getitem__)
+    ranked_layouts = layout_plan.plan
+    assert run_question.hardware is not None
+    if ranked_layouts.refused and TOO_MUCH not in ranked_layouts.refused:
+        refusal_reason = max(ranked_layouts.refused, key=ranked_layouts.refused.__getitem__)
         if refusal_reason == BATCH:
             replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
-                f"--devices {devices}: {plan.tried:,} layouts were tried, and {refusal_reason}; expected {replicas}"
+                f"--devices {devices}: {layout_plan.tried:,} layouts were tried, and {refusal_reason}; "
+                f"expected {replicas}"
             )
         return InputError(
-            f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {refusal_reason}; "
-            "expected --step with a measured step"
+            f"--devices {devices}: none of {layout_plan.tried:,} layouts can be counted, "
+            f"most because {refusal_reason}; expected --step with a measured step"
         )
-    memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
-    untried_text = "".join(f" ({sentence})" for sentence in untried_frameworks(run, layout_plan.framework.name))
+    memory_advice = "more devices" if run_question.settings.recompute == "full" else "more devices, --recompute full"
+    untried_text = "".join(
+        f" ({sentence})" for sentence in untried_frameworks(run_question, layout_plan.framework.name)
+    )
     return InputError(
-        f"--devices {devices}: no layout of {plan.tried:,} under {layout_plan.framework.title} fits the memory of "
-        f"{run.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
+        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the memory of "
+        f"{run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
     )
 
 
-def training_run(run: RunQuestion) -> tuple[Memory, Framework, Layout]:
-    """Returns a training run on one device, its framework and its layout.
+def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
+    """Returns a training run as (its memory on one device, its framework, its layout).
 
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
     from .plans import planned_run
 
-    if run.launch is not None:
-        framework_record = framework(run.launch.framework)
-        return run.with_framework(framework_record).memory_on_one_device(), framework_record, run.launch.layout
-    layout = run.layout
+    if run_question.launch is not None:
+        framework_record = framework(run_question.launch.framework)
+        return (
+            run_question.with_framework(framework_record).memory_on_one_device(),
+            framework_record,
+            run_question.launch.layout,
+        )
+    layout = run_question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
-        needs_framework = layout.framework is not None and run.settings.lora_rank is not None
-        _, layout = planned_run(_without_adapters(run) if needs_framework else run)
+        needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
+        _, layout = planned_run(_without_adapters(run_question) if needs_framework else run_question)
         framework_record = framework_of(layout)
-        return run.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
+        return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
-    return run.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
+    return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, ONE_DEVICE
 
 
-def _without_adapters(run: RunQuestion) -> RunQuestion:
+def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     """Returns the question about the same run without low-rank adapters.
 
     Frameworks whose memory of adapters is not modelled are checked with it: their time is that of two small products.
     """
-    default_settings = Settings(run.settings.phase)
+    default_settings = Settings(run_question.settings.phase)
     adapters = [
         setting for setting, field in declarations_of(Settings).items() if "lora_rank" in (setting, field.setting.needs)
     ]
     return replace(
-        run, settings=run.settings.with_(**{setting: getattr(default_settings, setting) for setting in adapters})
+        run_question,
+        settings=run_question.settings.with_(**{setting: getattr(default_settings, setting) for setting in adapters}),
     )
 
 
@@ -330,24 +354,26 @@ def micro_batch_count_of_run(run_memory: Memory, layout: Layout, global_batch: i
     return global_batch // sequences_per_pass
 
 
-def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
+def time_settings(run_question: RunQuestion, framework_record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of a training time estimate with a framework."""
     from ..studies.run_time import TimeSettings
     from ..timing.stack import stack_of_vendor
 
-    launched_run = run.launch
+    launched_run = run_question.launch
     file_settings = None if launched_run is None else launched_run.own_settings
     has_format = framework_record.product_format is not None and file_settings is not None
-    has_known_layout = run.layout.has_all_sizes or run.layout.devices in (None, 1)
-    exchanges_tokens = run.preset.model.has_experts and not (has_known_layout and run.layout.ep in (None, 1))
+    has_known_layout = run_question.layout.has_all_sizes or run_question.layout.devices in (None, 1)
+    exchanges_tokens = run_question.preset.model.has_experts and not (
+        has_known_layout and run_question.layout.ep in (None, 1)
+    )
     program_stack = "" if launched_run is None else launched_run.stack
     software_stack = (
         options.stack
         or program_stack
-        or framework_record.stack(launched_run, bool(run.settings.compile), exchanges_tokens)
+        or framework_record.stack(launched_run, bool(run_question.settings.compile), exchanges_tokens)
     )
-    if options.stack is None and launched_run is None and run.hardware is not None:
-        software_stack = stack_of_vendor(run.hardware.vendor, "training") or software_stack
+    if options.stack is None and launched_run is None and run_question.hardware is not None:
+        software_stack = stack_of_vendor(run_question.hardware.vendor, "training") or software_stack
     return TimeSettings(
         software_stack,
         options.overlap,
@@ -370,14 +396,16 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _slow_settings(launched_run: Launch) -> tuple[str, ...]:
-    """Returns what a launch file sets that slows each step and that no time estimate holds."""
-    variables = [f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value]
+    """Returns settings of a launch file that slow each step and are not in the estimate, such as determinism."""
+    slow_variables = [
+        f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
+    ]
     is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
-    return (*variables, *(["--deterministic-mode"] if is_deterministic else []))
+    return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))
 
 
 def layout_time_settings(
-    run: RunQuestion, order_name: str | None, options: TimeOptions
+    run_question: RunQuestion, order_name: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
     """Returns the settings of a plan's time estimates for each framework.
 
@@ -386,11 +414,11 @@ def layout_time_settings(
     for field in OPTIONS_OF_AN_ORDER:
         if order_name == "memory" and getattr(options, field) is not None:
             raise InputError(f"{option(field)}: is of the order by time; expected --by time")
-    return lambda framework_record: time_settings(run, framework_record, options)
+    return lambda framework_record: time_settings(run_question, framework_record, options)
 
 
 def ask_timed_plan(
-    run: RunQuestion,
+    run_question: RunQuestion,
     options: TimeOptions,
     global_batch: int | None = None,
     row_count: int = 10,
@@ -405,39 +433,44 @@ def ask_timed_plan(
     from ..reports.calibration import with_calibration
     from .plans import ask_plan
 
-    run.require_one_accelerator()
-    layout_time_settings(run, order_name, options)  # refuses options of time in a plan by memory
+    run_question.require_one_accelerator()
+    layout_time_settings(run_question, order_name, options)  # refuses options of time in a plan by memory
     if any(getattr(options, field) is not None for field in OPTIONS_OF_AN_ORDER):
         order_name = "time"  # what cannot be timed with them is refused
-    options, calibration = _calibrated_options(run, options, read_model)
+    options, calibration = _calibrated_options(run_question, options, read_model)
     plan_answer = ask_plan(
-        run, global_batch, row_count, order_name, size_filter, layout_time_settings(run, order_name, options)
+        run_question,
+        global_batch,
+        row_count,
+        order_name,
+        size_filter,
+        layout_time_settings(run_question, order_name, options),
     )
     return replace(plan_answer, make_report=lambda: with_calibration(plan_answer.report(), calibration))
 
 
-def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
+def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest import suggest_nearest_layouts
     from ..studies.decoding import usual_stack
     from ..studies.run_time import TimeSettings, time_inference, with_format_of_stack
 
     if options.global_batch is not None:
         raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
-    phase, cached_tokens = run.settings.phase, options.context or 0
+    phase, cached_tokens = run_question.settings.phase, options.context or 0
     for field in ("context", "server"):
         if getattr(options, field) and phase == "decode":
             expected_option = "--seq, the tokens in the cache" if field == "context" else "--phase prefill"
             raise InputError(f"{option(field)}: is of prompts; expected {expected_option}")
-    hardware = run.hardware
+    hardware = run_question.hardware
     assert hardware is not None
-    engine_notes = _check_served_model(run, options.engine)
-    layout_request, run_memory = run.layout, run.memory_on_one_device()
-    run_memory, scheme_notes = _with_usual_scheme(run, run_memory, options)
+    engine_notes = _check_served_model(run_question, options.engine)
+    layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
+    run_memory, scheme_notes = _with_usual_scheme(run_question, run_memory, options)
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
-    with suggest_nearest_layouts(run.preset.model, layout_request, run.tokens):
+    with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
             options.stack
             or framework_stack
@@ -458,7 +491,7 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         return replace(timed_run, engine_notes=(*scheme_notes, *engine_notes))
 
 
-def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
+def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
     """Returns notes on the model's class in the engine of `--engine`; none without an engine.
 
     Raises `InputError` for a model that the engine does not run.
@@ -470,11 +503,13 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
         return ()
     engine_record, version = engine_and_version(engine_text)
     if engine_record.model_check is not None:
-        engine_record.model_check(run.preset, version)
-    return tuple(engine_record.rules().class_notes(architectures(run.preset), version))
+        engine_record.model_check(run_question.preset, version)
+    return tuple(engine_record.rules().class_notes(architectures(run_question.preset), version))
 
 
-def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOptions) -> tuple[Memory, tuple[str, ...]]:
+def _with_usual_scheme(
+    run_question: RunQuestion, run_memory: Memory, options: TimeOptions
+) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
     A tag of Ollama's library has the library's scheme, unless a stack or an engine is named that does not read it.
@@ -484,11 +519,11 @@ def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOption
     from .usual_engines import usual_scheme_of
 
     engine_record = engine_and_version(options.engine)[0] if _is_registered_engine(options.engine) else None
-    engine_name, target = "" if engine_record is None else engine_record.name, run.preset.target
+    engine_name, target = "" if engine_record is None else engine_record.name, run_question.preset.target
     if is_library_tag(target) and not options.stack:
         if engine_record is not None and not engine_record.reads_library_tags:
-            is_typed = run.settings.quantize is not None
-            return run_memory, () if is_typed else tuple(published_tag_notes(run.preset, engine_record.title))
+            is_typed = run_question.settings.quantize is not None
+            return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, engine_record.title))
         engine_name = LIBRARY_ENGINE if engine_record is not None or not options.engine else ""
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:

@@ -115,8 +115,8 @@ class UsualEngine:
             return users
         if self.device_bytes(1) is not None:
             return self._largest_fitting_users(self.device_bytes, 1, users)
-        divides_cache = self.record.serving_flags is None  # one cache for any number of users
-        return min(users, int(engine_memory.max_users())) if divides_cache and engine_memory.starts else 0
+        has_data_parallel_caches = self.record.serving_flags is None  # one cache for any number of users
+        return min(users, int(engine_memory.max_users())) if has_data_parallel_caches and engine_memory.starts else 0
 
     def device_bytes(self, users: int) -> int | None:
         """Returns the bytes on the device with the highest need, with the bytes in use before the engine starts.

@@ -42,18 +42,18 @@ class Answer(ABC):
 
         return json.loads(json_text(self.report()))
 
-    def records(self, table_name: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
+    def records(self, table_name: str = "", *, leaves_only: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
         table_name: as `--table` takes it; by default the first table. Raises `InputError` for another name.
-        leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
+        leaves_only: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
             default false.
         """
         from .formats.plain import table_records
 
         report = self.report()
         return table_records(
-            (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0], leaves
+            (report.with_only_table(table_name) if table_name else report).with_split_lists().tables[0], leaves_only
         )
 
     def __repr__(self) -> str:

@@ -32,10 +32,10 @@ def share_bar(text_bar: TextBar) -> str:
     return "█" * round(text_bar.part * text_bar.length) or ("▏" if text_bar.part > 0 else "")
 
 
-def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:
+def timeline_bar(byte_counts: Sequence[int], full_scale: int) -> str:
     """Returns a text bar of a value over time: each character shows the maximum of a range of points.
 
-    maximum: the value of the highest level.
+    full_scale: the value of the highest level.
     """
     if not byte_counts:
         return ""
@@ -45,5 +45,6 @@ def timeline_bar(byte_counts: Sequence[int], maximum: int) -> str:
         for point_index in range(bar_length)
     ]
     return "".join(
-        LEVELS[min(len(LEVELS) - 1, max(value_range) * len(LEVELS) // max(1, maximum))] for value_range in value_ranges
+        LEVELS[min(len(LEVELS) - 1, max(value_range) * len(LEVELS) // max(1, full_scale))]
+        for value_range in value_ranges
     )

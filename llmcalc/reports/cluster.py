@@ -23,7 +23,7 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
     PHASE_COLUMNS,
     accelerators_table,
-    kind_columns_and_rows,
+    memory_kind_columns_and_rows,
     phase_columns_and_rows,
     phase_rows,
     verdict_text,
@@ -31,8 +31,8 @@ from .memory import (
 from .memory_data import device_data, execution_data, host_data, verdicts_data, workload_data
 from .memory_notes import host_notes, settings_text, stored_weights_notes, untested_notes
 from .notes import plural, too_long_notes, warnings_of_notes
+from .rank_texts import layout_text
 from .rollout import engine_note, largest_phase, phases_data, phases_table
-from .share import layout_text
 from .summary import model_data
 
 ASSUMPTIONS = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|are) assumed|(CUDA graphs|DeepEP): ")
@@ -150,16 +150,18 @@ def report(
         ]
     )
     part_columns, part_rows = (
-        phase_columns_and_rows(largest_rank.device) if cluster.trains else kind_columns_and_rows(largest_rank.device)
+        phase_columns_and_rows(largest_rank.device)
+        if cluster.trains
+        else memory_kind_columns_and_rows(largest_rank.device)
     )
-    parts_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
+    memory_kinds_table = Table(preset.display, part_columns, part_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
     if rollout:
         engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
             phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
         ]
-        parts_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
+        memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
@@ -181,7 +183,7 @@ def report(
         | ({"phases": phases_data(rollout)} if rollout else {}),
         [
             *phase_documents,
-            parts_table,
+            memory_kinds_table,
             ranks,
             *_kinds_by_rank(cluster),
             phases_of_rank,
@@ -212,7 +214,7 @@ def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFi
 def _whole_replica_notes(
     cluster: Cluster, accelerator_fits: Sequence[MemoryFit], launched_run: Launch | None
 ) -> list[str]:
-    """Returns advice to shard the model if a whole replica does not fit; empty for any other run."""
+    """Returns the advice to shard the model, if no device can hold a whole replica; otherwise no notes."""
     layout = cluster.layout
     is_divided = (
         layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
@@ -366,7 +368,10 @@ def _message_rows(cluster: Cluster) -> list[Row]:
         totals_of_groups[2] += message.count * message.wire_bytes
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
-    return [Row([group, ranks, MESSAGE_NAMES[kind], *totals]) for (group, ranks, kind), totals in ordered_messages]
+    return [
+        Row([group, ranks, MESSAGE_NAMES[message_kind], *message_totals])
+        for (group, ranks, message_kind), message_totals in ordered_messages
+    ]
 
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:

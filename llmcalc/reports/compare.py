@@ -51,13 +51,13 @@ def _tpot_range(timed_run: TimedRun | None) -> str:
     """Returns the range of the seconds per decoded token. Imports the timing modules only with an accelerator."""
     if timed_run is None:
         return "–"
-    from .seconds import tpot_text
+    from .time_estimate import tpot_text
 
     return tpot_text(timed_run)
 
 
 class DecodingLoad(NamedTuple):
-    """What decoding times are compared for. hardware: the accelerator's title. users: concurrent sequences."""
+    """The load of the compared decoding times. hardware: the accelerator's title. users: concurrent sequences."""
 
     hardware: str
     users: int
@@ -449,9 +449,9 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
-def _lower_quartile(sample_values: Iterable[float]) -> float:
+def _lower_quartile(numbers: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
-    sorted_values = sorted(sample_values)
+    sorted_values = sorted(numbers)
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..costs.flops import FlopCount
-from ..studies.rules import FlopRule
+from ..studies.flop_rules import FlopRule
 from .document import Column, Row, Table
 
 

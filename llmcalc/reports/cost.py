@@ -13,10 +13,10 @@ from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
-from .seconds import duration_text, range_unit, test_errors_text, unpriced_notes
+from .rank_texts import candidate_cell
 from .serve import layout_text
-from .share import candidate_cell
 from .summary import model_data
+from .time_estimate import duration_text, range_unit, test_errors_text, unpriced_notes
 
 TITLES = {
     "days": ("days", "days"),
@@ -96,7 +96,8 @@ def _times_in_unit(run_cost: RunCost) -> tuple[str, str, str, str]:
     seconds = run_cost.cost.seconds
     time_unit = range_unit(seconds.low, seconds.high)
     low_time, high_time, likely_time = (
-        duration_text(end, time_unit, digit_count).removesuffix(f" {time_unit}") for end in _range_ends(seconds)
+        duration_text(end_amount, time_unit, digit_count).removesuffix(f" {time_unit}")
+        for end_amount in _range_ends(seconds)
     )
     return low_time, high_time, likely_time, time_unit
 

@@ -171,9 +171,13 @@ def _both_values_text(quantity_change: QuantityChange) -> list[str]:
     ]
 
 
-def _scaled_text(scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
+def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, amount: float) -> str:
     """Writes a value with its unit, such as `0.50 GiB`. Units without a prefix, and 0, are not scaled."""
-    return f"{scale.write(amount)} {scale.name}" if amount and scale.factor > 1 else WRITE[quantity_change.unit](amount)
+    return (
+        f"{unit_scale.write(amount)} {unit_scale.name}"
+        if amount and unit_scale.factor > 1
+        else WRITE[quantity_change.unit](amount)
+    )
 
 
 def _change_text(quantity_change: QuantityChange) -> str:

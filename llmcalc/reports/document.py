@@ -191,8 +191,11 @@ class Report(NamedTuple):
 
         Raises `InputError` if none has it.
         """
-        tables = [*self.tables, *(second_list for table in self.tables for second_list in table.split_lists()[1:])]
-        table_names = list(dict.fromkeys(table.name for table in tables if table.name))
+        tables_and_lists = [
+            *self.tables,
+            *(second_list for table in self.tables for second_list in table.split_lists()[1:]),
+        ]
+        table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
             known_names = (
                 f"expected one of {', '.join(table_names)}"
@@ -200,7 +203,7 @@ class Report(NamedTuple):
                 else "expected no --table, since the answer is one table"
             )
             raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
-        return self._replace(tables=[table for table in tables if table.name == table_or_list])
+        return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
         """Returns the report with another entry in the document, and a first note on the first table."""

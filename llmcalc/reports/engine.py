@@ -135,7 +135,7 @@ def fit_report(
     names_accelerator: whether the user named the accelerator. user_limit: sequences at once, by `--users`;
         None for its default or a flag that was typed.
     """
-    from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
+    from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data
 
     has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]

@@ -16,7 +16,7 @@ from ..symbolic.symbolic_model import KEYS, missing_sympy_error
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
-from .share import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
+from .rank_texts import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: SelectedR
     """Returns one table per distinct node. Equal nodes share a table."""
     tables: list[Table] = []
     for formula_section in explanation.sections:
-        node_source, is_first = formula_section.formula_nodes[0].source, not tables
+        node_source, is_first_row = formula_section.formula_nodes[0].source, not tables
         formula_labels = [QUANTITIES[node_formula.quantity][0] for node_formula in formula_section.formulas]
         line_width = LINE - 4 - max(len(formula_label) for formula_label in (*formula_labels, "in units of h"))
         table_rows: list[Row] = []
@@ -173,9 +173,15 @@ def _node_tables(preset: Preset, explanation: Explanation, rank_share: SelectedR
             Column("formula", _section_heading(formula_section), justify="left"),
         )
         notes = [_formula_paths_text(formula_section), f"source: {node_source}" if node_source else ""]
-        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first_row else ""
         tables.append(
-            Table(preset.display if is_first else "", table_columns, table_rows, model_text, without_repetitions(notes))
+            Table(
+                preset.display if is_first_row else "",
+                table_columns,
+                table_rows,
+                model_text,
+                without_repetitions(notes),
+            )
         )
     rank_model = counted_rank_notes(rank_share)
     return with_notes_below(
@@ -216,9 +222,9 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
                 "in units of h", [write_expression(formula.hidden_expression)], line_width, is_bold=True
             )
         table_columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
-        is_first = not tables
-        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first else ""
-        tables.append(Table(preset.display if is_first else "", table_columns, table_rows, model_text))
+        is_first_row = not tables
+        model_text = subtitle_with_rank(headline(preset.model), rank_share) if is_first_row else ""
+        tables.append(Table(preset.display if is_first_row else "", table_columns, table_rows, model_text))
     has_proportions = any(section_formula.hidden_expression is not None for section_formula in model_section.formulas)
     proportion_pairs = explanation.formulas.proportions() if has_proportions else ()
     proportion_texts = ", ".join(

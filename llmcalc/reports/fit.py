@@ -23,9 +23,9 @@ from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import device_phrase, plural, tag_format_notes, too_long_notes, warnings_of_notes
 from .plan import advice_on_shards, notes_on_other_accelerators
-from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
-from .share import layout_cell, layout_text
+from .rank_texts import layout_cell, layout_text
 from .summary import model_data
+from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
 
 LARGEST_COLUMNS = (
     Column("quantity", "limit", justify="left"),
@@ -71,7 +71,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
                 option.fit.hardware.name,
                 option.devices,
                 "" if option.layout is None else layout_cell(option.layout),
-                option.fit.needed,
+                option.fit.needed_bytes,
                 option.fit.share,
                 fit_verdict_text(option.fit),
             ]
@@ -98,7 +98,7 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "execution": execution_data(run_memory),
         "hardware": None,
         "verdict": first_option.fit.verdict,
-        "device_bytes": first_option.fit.needed,
+        "device_bytes": first_option.fit.needed_bytes,
         "usable_bytes": first_option.fit.capacity,
         "options": options_data(hardware_options),
     }
@@ -123,7 +123,7 @@ def options_data(hardware_options: Sequence[HardwareOption]) -> list[dict[str, A
             "layout": None if hardware_option.layout is None else hardware_option.layout.data(),
             "replica_users": hardware_option.users,
             "verdict": hardware_option.fit.verdict,
-            "device_bytes": hardware_option.fit.needed,
+            "device_bytes": hardware_option.fit.needed_bytes,
         }
         for hardware_option in hardware_options
     ]
@@ -143,7 +143,7 @@ def report(
         Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}",
         run_text(memory_use),
         table_rows,
@@ -154,11 +154,11 @@ def report(
         "decoding": _decoding_data(fit_answer),
     }
     if fit_answer.decoding:
-        report_parts = report_parts._replace(more=[_decoding_table(fit_answer, "; ".join(engine_notes))])
+        shared_content = shared_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
     changes_note = CHANGES_NOTE
     if has_many_layers(fit_answer.memory):
         changes_note += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
-    return report_parts.report(
+    return shared_content.report(
         preset, fit_answer.memory, fit_answer.fit, fit_answer.changes, json_document, changes_note
     )
 
@@ -207,12 +207,12 @@ def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan, accelerator_fit, best_layout, memory_use = (
-        fit_answer.planned,
+        fit_answer.layout_plan,
         fit_answer.fit,
         fit_answer.best,
         fit_answer.memory.states,
     )
-    table_rows = [Row(["fewest devices (--devices)", fit_answer.needed, layout_plan.devices])]
+    table_rows = [Row(["fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices])]
     if accelerator_fit.verdict == "fits":
         table_rows += [
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
@@ -225,7 +225,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         if layout_count == 1
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
-    several_text = fit_answer.title_on_several and f", several under {fit_answer.title_on_several}"
+    several_text = fit_answer.several_devices_title and f", several under {fit_answer.several_devices_title}"
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
@@ -246,13 +246,13 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         "framework": layout_plan.framework.name,
         "layout": best_layout.layout.data(),
         **_fit_data(accelerator_fit),
-        "needed_devices": fit_answer.needed,
-        "needed_layout": None if fit_answer.fewest is None else fit_answer.fewest.layout.data(),
+        "needed_devices": fit_answer.fewest_devices,
+        "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
         "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),
     }
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on "
         f"{device_phrase(layout_plan.devices, accelerator_fit.hardware.title)} under {framework_title}",
         f"{run_text(memory_use)}, {plural(layout_plan.global_batch, 'sequence')} a step, "
@@ -260,7 +260,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         table_rows,
         notes,
     )
-    return report_parts.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
+    return shared_content.report(preset, fit_answer.memory, accelerator_fit, fit_answer.changes, json_document)
 
 
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
@@ -268,7 +268,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     memory, best_replica, largest_run_fit = serving_answer.memory, serving_answer.best, serving_answer.largest_run
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
-    table_rows = [Row(["fewest devices of a replica", serving_answer.needed, best_replica.layout.replica_devices])]
+    table_rows = [
+        Row(["fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices])
+    ]
     if accelerator_fit.verdict != "no":
         table_rows += [
             Row([f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch]),
@@ -287,7 +289,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         Row(
             [
                 layout_cell(tried_replica.layout),
-                tried_replica.fit.needed,
+                tried_replica.fit.needed_bytes,
                 tried_replica.fit.share,
                 *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
                 fit_verdict_text(tried_replica.fit),
@@ -309,9 +311,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             *_float32_weights_notes(serving_answer.memory, timed_run),
         ]
     layout_notes += verdict_notes([tried_replica.fit for tried_replica in serving_answer.tried_replicas])
-    if serving_answer.untried_layouts:
+    if serving_answer.untried_layout_count:
         layout_notes.append(
-            f"the search ended early, before {serving_answer.untried_layouts:,} layouts of fewer replicas"
+            f"the search ended early, before {serving_answer.untried_layout_count:,} layouts of fewer replicas"
         )
     json_document = {
         **_fit_document(preset, largest_run_fit),
@@ -319,44 +321,44 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "framework": "torch",
         "layout": best_replica.layout.data(),
         "rank": best_replica.rank,
-        "needed_devices": serving_answer.needed,
-        "needed_layout": None if serving_answer.fewest is None else serving_answer.fewest.data(),
+        "needed_devices": serving_answer.fewest_devices,
+        "needed_layout": None if serving_answer.layout_on_fewest is None else serving_answer.layout_on_fewest.data(),
         "options": options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
                 "layout": tried_replica.layout.data(),
-                "device_bytes": tried_replica.fit.needed,
+                "device_bytes": tried_replica.fit.needed_bytes,
                 "verdict": tried_replica.fit.verdict,
                 **decoding_data(tried_replica.decoding),
             }
             for tried_replica in serving_answer.tried_replicas
         ],
     }
-    report_parts = _FitScreen(
+    shared_content = _FitReportContent(
         f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}",
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
         notes,
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return report_parts.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
+    return shared_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
 
 
-class _FitScreen(NamedTuple):
+class _FitReportContent(NamedTuple):
     """The common content of the reports for one device and for several devices.
 
-    answer, aside, rows, notes: those of the first table.
-    more: tables after the first; default none.
+    answer, subtitle, rows, notes: those of the first table.
+    further_tables: tables after the first; default none.
     """
 
     answer: str
-    aside: str
+    subtitle: str
     rows: Sequence[Row]
     notes: Sequence[str]
-    more: Sequence[Table] = ()
+    further_tables: Sequence[Table] = ()
 
     def report(
         self,
@@ -372,18 +374,25 @@ class _FitScreen(NamedTuple):
             () if accelerator_fit.hardware.sources else accelerator_fit.hardware.notes
         )
         settings_line = (
-            f"{self.aside}: {units.GIB.write(accelerator_fit.needed)} of {units.GIB.write(accelerator_fit.capacity)} "
-            f"{units.GIB.name} ({units.percent(accelerator_fit.share)})"
+            f"{self.subtitle}: {units.GIB.write(accelerator_fit.needed_bytes)} of "
+            f"{units.GIB.write(accelerator_fit.capacity)} {units.GIB.name} ({units.percent(accelerator_fit.share)})"
         )
         shown_fits = [accelerator_fit, *(run_change.fit for run_change in run_changes)]
         first_notes = verdict_notes([accelerator_fit]) if accelerator_fit.verdict == "tight" else []
         first_notes += tag_format_notes(preset, memory.settings.quantize)
         notes = without_repetitions([*warnings, *first_notes, *self.notes, *verdict_notes(shown_fits)])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
-        tables += self.more
+        tables += self.further_tables
         if run_changes:
             table_rows = [
-                Row([run_change.option, run_change.fit.needed, run_change.fit.share, fit_verdict_text(run_change.fit)])
+                Row(
+                    [
+                        run_change.option,
+                        run_change.fit.needed_bytes,
+                        run_change.fit.share,
+                        fit_verdict_text(run_change.fit),
+                    ]
+                )
                 for run_change in run_changes
             ]
             tables.append(
@@ -415,7 +424,7 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
 def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:
     return {
         "verdict": accelerator_fit.verdict,
-        "device_bytes": accelerator_fit.needed,
+        "device_bytes": accelerator_fit.needed_bytes,
         "usable_bytes": accelerator_fit.capacity,
         "left_bytes": accelerator_fit.left_bytes,
     }
@@ -423,7 +432,7 @@ def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:
 
 def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
     return [
-        {"option": run_change.option, "device_bytes": run_change.fit.needed, "verdict": run_change.fit.verdict}
+        {"option": run_change.option, "device_bytes": run_change.fit.needed_bytes, "verdict": run_change.fit.verdict}
         for run_change in run_changes
     ]
 

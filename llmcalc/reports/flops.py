@@ -15,7 +15,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
-from ..studies.rules import FlopRule
+from ..studies.flop_rules import FlopRule
 from ..studies.utilization import Utilization
 from ..workload.execution import Execution
 from ..workload.recompute import Recompute
@@ -25,7 +25,7 @@ from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
-from .nodes import Figures, node_figures_data, tree_data
+from .node_tree import Figures, node_figures_data, tree_data
 from .notes import (
     CAUSAL_PAIRS,
     CHOSEN_KEYS,
@@ -40,7 +40,7 @@ from .notes import (
     warnings_of_notes,
     workload_text,
 )
-from .share import counted_rank_notes, rank_data, subtitle_with_rank
+from .rank_texts import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 from .. import units
 from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
 from .document import Column, Report, Row, Table, without_repetitions
+from .figure_sources import source_notes
 from .notes import aliases_note
-from .sourcing import source_notes
 
 
 def _rate_text(bytes_per_second: float) -> str:

@@ -18,7 +18,7 @@ from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 from .notes import binary_unit_note, too_long_notes, warnings_of_notes, workload_text
-from .share import counted_rank_notes, rank_data, subtitle_with_rank
+from .rank_texts import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:

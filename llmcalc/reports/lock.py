@@ -67,8 +67,8 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
             [
                 lock_change.target,
                 lock_change.key,
-                _locked_value_text(lock_change.locked),
-                _locked_value_text(lock_change.now),
+                _locked_value_text(lock_change.locked_value),
+                _locked_value_text(lock_change.current_value),
             ]
         )
         for lock_change in changes

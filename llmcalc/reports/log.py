@@ -47,7 +47,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
     ]
     notes = [
         *([f"{log_reading.message}"] if log_reading.message else []),
-        *(f"not computed without {missing_input}" for missing_input in log_answer.missing),
+        *(f"not computed without {missing_input}" for missing_input in log_answer.missing_inputs),
         *log_answer.notes,
     ]
     table = Table(
@@ -72,13 +72,13 @@ def _heading_text(log_answer: ExplainedLog) -> str:
 
 
 def _answer_text(log_answer: ExplainedLog) -> str:
-    wrong_term = title_of_term(log_answer.off)
-    flag_change = f"; {log_answer.flag} changes it" if log_answer.flag else ""
-    if log_answer.reading.kind == "oom" and log_answer.off == "process":
+    wrong_term = title_of_term(log_answer.wrong_term)
+    flag_change = f"; {log_answer.suggested_flag} changes it" if log_answer.suggested_flag else ""
+    if log_answer.reading.kind == "oom" and log_answer.wrong_term == "process":
         return "out of memory: the run requires more than the device has"
     if log_answer.reading.kind == "oom":
         return f"out of memory: {wrong_term}{flag_change}"
-    if log_answer.reading.refused:
+    if log_answer.reading.refused_to_start:
         return f"it did not start: {wrong_term}{flag_change}"
     if not wrong_term:
         is_computed = any(compared_term.computed is not None for compared_term in log_answer.terms)
@@ -128,7 +128,7 @@ def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
             }
             for compared_term in log_answer.terms
         ],
-        "off": log_answer.off or None,
-        "flag": log_answer.flag or None,
-        "missing": list(log_answer.missing),
+        "off": log_answer.wrong_term or None,
+        "flag": log_answer.suggested_flag or None,
+        "missing": list(log_answer.missing_inputs),
     }

@@ -109,14 +109,16 @@ def report(
     table_columns, table_rows = (
         phase_columns_and_rows(device, memory_use)
         if memory_use.phase == "training"
-        else kind_columns_and_rows(device, memory_use)
+        else memory_kind_columns_and_rows(device, memory_use)
     )
-    parts_table = Table(preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts")
+    memory_kinds_table = Table(
+        preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts"
+    )
     phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
         memory_data(preset, run_memory, accelerator_fits),
-        [parts_table, phase_table, fits_table],
+        [memory_kinds_table, phase_table, fits_table],
         warnings=warnings_of_notes(preset, warnings),
     ).with_target(preset.target)
 
@@ -132,7 +134,7 @@ def verdict_text(accelerator_fits: Sequence[MemoryFit], required_bytes: int) -> 
     """
     if len(accelerator_fits) != 1:
         return ""
-    moved_bytes = required_bytes - accelerator_fits[0].needed
+    moved_bytes = required_bytes - accelerator_fits[0].needed_bytes
     moved_text = f", {units.GIB.write(moved_bytes)} of them paged to the host" if moved_bytes > 0 else ""
     return f"{moved_text}: {VERDICTS[accelerator_fits[0].verdict]} {accelerator_fits[0].hardware.title}"
 
@@ -167,7 +169,7 @@ def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Tab
     notes = verdict_notes(accelerator_fits)
     if any(accelerator_fit.left_bytes < 0 for accelerator_fit in accelerator_fits):
         notes.append("headroom: negative for a shortfall")
-    if any(accelerator_fit.nominal for accelerator_fit in accelerator_fits):
+    if any(accelerator_fit.is_nominal for accelerator_fit in accelerator_fits):
         title = f"{title}; *: of the nominal memory"
     first_fitting_index = next(
         (fit_index for fit_index, accelerator_fit in enumerate(accelerator_fits) if accelerator_fit.verdict != "no"),
@@ -189,17 +191,19 @@ def verdict_notes(accelerator_fits: Sequence[MemoryFit]) -> list[str]:
     notes = []
     if any(accelerator_fit.verdict == "tight" for accelerator_fit in accelerator_fits):
         notes.append("tight: fits only without the estimated fragmentation")
-    if any(accelerator_fit.nominal for accelerator_fit in accelerator_fits):
+    if any(accelerator_fit.is_nominal for accelerator_fit in accelerator_fits):
         notes.append("*: of the nominal memory, since the usable memory is not known")
     return notes
 
 
 def fit_verdict_text(accelerator_fit: MemoryFit) -> str:
     """Writes `fits`, `tight` or `no`, with `*` if the nominal memory is compared, as the usable one is unknown."""
-    return f"{accelerator_fit.verdict}*" if accelerator_fit.nominal else accelerator_fit.verdict
+    return f"{accelerator_fit.verdict}*" if accelerator_fit.is_nominal else accelerator_fit.verdict
 
 
-def kind_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def memory_kind_columns_and_rows(
+    device: DeviceMemory, device_use: MemoryUse | None = None
+) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak, and the overhead of allocator and runtime, as columns and rows.
 
     device_use: the run on one device, whose number formats are a column; None (default) for a rank.

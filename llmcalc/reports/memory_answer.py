@@ -27,7 +27,7 @@ ASSUMED = "H100"
 
 
 def _capacity_sort_key(accelerator_fit: MemoryFit) -> tuple[int, str]:
-    """Returns a key that sorts verdicts by the accelerator's memory, smallest first."""
+    """Returns the sort key of a verdict: the accelerator's memory, smallest first."""
     return accelerator_fit.capacity, accelerator_fit.hardware.name
 
 
@@ -79,7 +79,7 @@ class MemoryAnswer(Answer):
 
 
 @frozen(repr=False)
-class DeviceUse(MemoryAnswer, Memory):
+class DeviceMemoryAnswer(MemoryAnswer, Memory):
     """The answer about the memory of a model on one device.
 
     preset, accelerators, workspace: as in `MemoryAnswer`.

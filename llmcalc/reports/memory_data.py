@@ -64,7 +64,7 @@ def verdicts_data(accelerator_fits: Sequence[MemoryFit]) -> list[dict[str, Any]]
             "memory_bytes": accelerator_fit.hardware.memory_bytes,
             "usable_memory_bytes": accelerator_fit.hardware.usable_memory_bytes,
             "usable_bytes": accelerator_fit.capacity,
-            "device_bytes": accelerator_fit.needed,
+            "device_bytes": accelerator_fit.needed_bytes,
             "left_bytes": accelerator_fit.left_bytes,
             "verdict": accelerator_fit.verdict,
         }

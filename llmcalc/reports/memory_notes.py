@@ -93,7 +93,10 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for memory_term in device.terms:
         if memory_term.status == "untested":
             terms_by_reason.setdefault(memory_term.witness, []).append(memory_term.name)
-    return [f"untested: {', '.join(term_names)} ({reason})" for reason, term_names in terms_by_reason.items()]
+    return [
+        f"untested: {', '.join(term_names)} ({missing_measurement})"
+        for missing_measurement, term_names in terms_by_reason.items()
+    ]
 
 
 def stored_weights_notes(preset: Preset, memory_use: MemoryUse) -> list[str]:
@@ -281,7 +284,7 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
         if choices_data["dropout"]:
             dropout_texts = ", ".join(
-                f"{probability:g} ({place})" for place, probability in choices_data["dropout"].items()
+                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
         kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")

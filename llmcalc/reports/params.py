@@ -17,9 +17,9 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
-from .nodes import Figures, node_figures_data, tree_data
+from .node_tree import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text
-from .share import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
+from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
 
 if TYPE_CHECKING:

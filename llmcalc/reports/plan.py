@@ -18,7 +18,9 @@ from ..timing.time_ranges import TIE, TimeRange
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
 from .memory_notes import run_text
 from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
-from .seconds import (
+from .rank_texts import candidate_cell, shared_layout_words
+from .summary import model_data
+from .time_estimate import (
     duration_text,
     other_exchange_notes,
     range_ends_text,
@@ -26,8 +28,6 @@ from .seconds import (
     test_errors_text,
     unpriced_notes,
 )
-from .share import candidate_cell, shared_layout_words
-from .summary import model_data
 
 LAYOUT_COLUMNS = (
     Column("layout", "layout", justify="left", wrap=True),
@@ -86,7 +86,7 @@ def report(
             *large_step_notes(layout_plan.global_batch, int(run_memory.states.workload.seq)),
             *warnings,
             nearest_text,
-            *_tight_notes(layout_plan),
+            *_nccl_headroom_notes(layout_plan),
             *_exchange_notes(layout_plan),
             *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
@@ -94,7 +94,8 @@ def report(
             if layout_plan.assumed_batch
             else "",
             f"assumed: a micro-batch of each device, {layout_plan.step_tokens:,} tokens a step; pre-training, and "
-            f"cost, take about {_usual_step_text(layout_plan.devices)}: --global-batch {layout_plan.batch_of_cost}"
+            f"cost, take about {_usual_step_tokens_text(layout_plan.devices)}: "
+            f"--global-batch {layout_plan.batch_of_cost}"
             if layout_plan.batch_of_cost
             else "",
             *_plan_notes(layout_plan),
@@ -203,7 +204,7 @@ def _fitting_layouts_text(plan: RankedLayouts) -> str:
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'layout')} counted in full {fits_verb}"
 
 
-def _usual_step_text(devices: int) -> str:
+def _usual_step_tokens_text(devices: int) -> str:
     """Writes the usual number of tokens of a training step: `4M`, or `1,024 of each device` on many devices."""
     return "4M" if usual_step_tokens(devices) == STEP_TOKENS else f"{DEVICE_TOKENS:,} of each device"
 
@@ -265,7 +266,7 @@ LITTLE_HEADROOM = 0.02
 """Share of a device's memory that the buffers of NCCL may take; llmcalc counts them for few layouts."""
 
 
-def _tight_notes(layout_plan: LayoutPlan) -> list[str]:
+def _nccl_headroom_notes(layout_plan: LayoutPlan) -> list[str]:
     """Returns a note if the first layout leaves too little memory for NCCL's buffers, and these are not counted."""
     first_plan, first_layout = layout_plan.first_row
     if (
@@ -371,7 +372,7 @@ def candidate_data(
         "headroom_bytes": layout_candidate.headroom,
         "communication_bytes": layout_candidate.communication_bytes,
         "bubble": layout_candidate.bubble,
-        "replayed": layout_candidate.replayed,
+        "replayed": layout_candidate.is_replayed,
     }
 
 

@@ -9,9 +9,9 @@ from .. import units
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
 from .document import Column, Report, Row, Table, without_repetitions
+from .figure_sources import source_data, source_notes
 from .notes import aliases_note
 from .params import CONVENTION
-from .sourcing import source_data, source_notes
 from .summary import headline
 
 Counted = tuple[Preset, ParameterCount]

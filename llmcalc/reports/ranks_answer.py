@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @frozen(repr=False)
-class RanksUse(MemoryAnswer, Cluster):
+class RanksMemoryAnswer(MemoryAnswer, Cluster):
     """The answer about the memory of a model on the ranks of a layout.
 
     preset, accelerators, workspace: as in `MemoryAnswer`.
@@ -73,7 +73,7 @@ class RanksUse(MemoryAnswer, Cluster):
         return [self._fit_of_highest_phase(fit) for fit in super().fits if self._software_runs_on(fit.hardware)]
 
     def _software_runs_on(self, hardware: Hardware) -> bool:
-        """Whether framework and rollout engine run on an accelerator; not asked of those that the user names.
+        """Whether framework and rollout engine run on an accelerator; always true for accelerators that the user names.
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
@@ -95,7 +95,9 @@ class RanksUse(MemoryAnswer, Cluster):
         """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
         return (
-            accelerator_fit if peak_bytes <= accelerator_fit.needed else MemoryFit(accelerator_fit.hardware, peak_bytes)
+            accelerator_fit
+            if peak_bytes <= accelerator_fit.needed_bytes
+            else MemoryFit(accelerator_fit.hardware, peak_bytes)
         )
 
     @property

@@ -50,15 +50,15 @@ def engine_note(rollout: Rollout | None) -> str:
     if rollout is None or not rollout.engine:
         return ""
     flags_text = " ".join(f"{flag_name}={flag_value}" for flag_name, flag_value in rollout.flags.items())
-    idle_text = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
+    idle_text = "weights and cache are freed" if rollout.sleeps_while_idle else "weights and cache stay on the device"
     if rollout.shares_weights:
-        cache_text = "is freed" if rollout.sleeps else "stays on the device"
+        cache_text = "is freed" if rollout.sleeps_while_idle else "stays on the device"
         idle_text = f"cache {cache_text}; its weights are those of the training"
     return f"rollouts by {rollout.engine} (newest rules): {flags_text}; while it is idle its {idle_text}"
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
+    phases: Sequence[RolloutPhase], table_heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
     table_columns = [
@@ -76,7 +76,7 @@ def phases_table(
             table_rows.append(Row([memory_row_name, *(term_bytes or None for term_bytes in phase_sums)]))
     phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
     return Table(
-        heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
+        table_heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )
 
 

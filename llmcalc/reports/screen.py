@@ -64,35 +64,44 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
         shorter_tables[longest_index] = table._replace(rows=shown_rows)
         omitted_rows += 1
     if omitted_rows or left_out_tables:
-        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_omitted_rows_text(left_out_tables, omitted_rows))
+        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_omission_text(left_out_tables, omitted_rows))
     return shorter_tables
 
 
-def _omitted_rows_text(table_count: int, row_count: int) -> str:
+def _omission_text(table_count: int, row_count: int) -> str:
     """Writes what a short screen leaves out: `1 more table, 2 more rows`."""
-    left_out_counts = ((table_count, "table"), (row_count, "row"))
-    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in left_out_counts if count)
+    omitted_counts = ((table_count, "table"), (row_count, "row"))
+    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
 
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
-    for row_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].sooner, index)):
-        shorter_table = _trim_table(tables[row_index], free_lines - bool(placed_tables), is_required=not placed_tables)
+    for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].sooner, index)):
+        shorter_table = _trim_table(
+            tables[table_index], free_lines - bool(placed_tables), is_required=not placed_tables
+        )
         if shorter_table is not None:
-            placed_tables[row_index] = shorter_table
+            placed_tables[table_index] = shorter_table
             free_lines -= line_count(shorter_table, COLUMNS) + (len(placed_tables) > 1)
-    left_out_rows = sum(len(tables[row_index].rows) - len(table.rows) for row_index, table in placed_tables.items())
-    left_out_tables = len(tables) - len(placed_tables)
-    shown_tables = [placed_tables[row_index] for row_index in sorted(placed_tables)]
-    if left_out_rows or left_out_tables:
-        left_out = _omitted_rows_text(left_out_tables, left_out_rows)
+    omitted_row_count = sum(
+        len(tables[table_index].rows) - len(table.rows) for table_index, table in placed_tables.items()
+    )
+    omitted_table_count = len(tables) - len(placed_tables)
+    shown_tables = [placed_tables[table_index] for table_index in sorted(placed_tables)]
+    if omitted_row_count or omitted_table_count:
+        omitted_text = _omission_text(omitted_table_count, omitted_row_count)
         notes = [
             *shown_tables[-1].notes,
-            *(note for row_index, table in enumerate(tables) if row_index not in placed_tables for note in table.notes),
+            *(
+                note
+                for table_index, table in enumerate(tables)
+                if table_index not in placed_tables
+                for note in table.notes
+            ),
         ]
-        shown_tables[-1] = shown_tables[-1]._replace(left_out=left_out, notes=list(dict.fromkeys(notes)))
+        shown_tables[-1] = shown_tables[-1]._replace(left_out=omitted_text, notes=list(dict.fromkeys(notes)))
     return shown_tables
 
 

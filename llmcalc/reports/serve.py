@@ -16,8 +16,8 @@ from ..timing.speculation import Speculation
 from ..timing.time_ranges import TIE, RangedAmount, TimeRange, round_to_digits
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, plural, published_tag_notes, too_long_notes, warnings_of_notes
-from .seconds import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 from .summary import model_data
+from .time_estimate import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 
 NOT_COUNTED = (
     "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
@@ -31,8 +31,8 @@ def money_text(money_amount: float) -> str:
     return f"{money_amount:,.0f}" if money_amount >= 1000 else f"{money_amount:.3g}"
 
 
-def _rate_text(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+def _rate_text(token_rate: float) -> str:
+    return f"{token_rate:,.0f}" if token_rate >= 10 else f"{token_rate:.2g}"
 
 
 def users_text(users: float) -> str:
@@ -300,26 +300,28 @@ def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
 
 def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     """Returns a note on the largest request rate that a server handles within the limits, if no server is chosen."""
-    limits = serve_study.limits
-    if servers.chosen is not None or limits.rate is None or servers.traces:
+    latency_limits = serve_study.limits
+    if servers.chosen is not None or latency_limits.rate is None or servers.traces:
         return []
     rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
         for server in servers.servers
-        if (concurrency := server.most_requests_within_limits(limits))
+        if (concurrency := server.most_requests_within_limits(latency_limits))
     ]
     if not rates:
         return []
-    rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
+    request_rate, server = max(rates, key=lambda rate_of_server: rate_of_server[0])
     devices_text = device_phrase(server.devices, serve_study.hardware.title)
-    limits_text = "" if limits.ttft is None and limits.tpot is None else " within the limits"
-    return [f"at most {rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"]
+    limits_text = "" if latency_limits.ttft is None and latency_limits.tpot is None else " within the limits"
+    return [
+        f"at most {request_rate:.3g} requests/s can be served{limits_text}: {layout_text(server)} on {devices_text}"
+    ]
 
 
 def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
     chosen_server = servers.chosen
     shown_point = _point_with_shown_errors(servers)
-    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.why_not.items())
+    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
     notes = _cheaper_tie_notes(serve_study, servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
@@ -379,12 +381,12 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     ]
 
 
-def _disaggregation_text(group: DisaggregatedServer) -> str:
+def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
-        f"(P+D): {plural(group.prefill_replicas, 'replica')} for prompts, {group.decode_replicas} that decode; a "
-        f"prompt's cache is sent in {duration_text(group.transfer_seconds)} "
-        f"({units.memory(round(group.sent_bytes))} a device); this was never measured"
+        f"(P+D): {plural(replica_group.prefill_replicas, 'replica')} for prompts, {replica_group.decode_replicas} that decode; a "
+        f"prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
+        f"({units.memory(round(replica_group.sent_bytes))} a device); this was never measured"
     )
 
 
@@ -472,9 +474,11 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "speculation": _speculation_data(serve_study),
         "price": serve_study.price,
         "servers": listed_servers,
-        "front": [{"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.front],
+        "front": [
+            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+        ],
         "chosen": _chosen_server_data(serve_study, servers),
-        "why_not": servers.why_not,
+        "why_not": servers.rejection_counts,
         "class": {
             name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
         },

@@ -24,7 +24,9 @@ def headline(spec: ModelSpec) -> str:
     # those beside the others after the others
     ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
     for parts_of_kind in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
-        summary_parts += _merge_texts(unique_texts(describe_part(part, spec.hidden_size) for part in parts_of_kind))
+        summary_parts += _merge_texts(
+            unique_texts(describe_part(output_part, spec.hidden_size) for output_part in parts_of_kind)
+        )
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
     return ", ".join(summary_parts)

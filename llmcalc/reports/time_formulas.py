@@ -9,8 +9,8 @@ from .. import units
 from ..sources.preset import Preset
 from ..studies.time_formulas import SYMBOLS, TimeFormula
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
-from .seconds import duration_text
 from .summary import headline, model_data
+from .time_estimate import duration_text
 
 COLUMNS = (
     Column("node", "node", justify="left", wrap=True),
@@ -20,17 +20,17 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, formulas: Sequence[TimeFormula], inputs: dict[str, Any]) -> Report:
-    """Returns the report of the formulas. inputs: phase, sequences and tokens of the evaluation."""
+def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any]) -> Report:
+    """Returns the report of the formulas. sizes: phase, sequences and tokens of the evaluation."""
     json_document = {
         "model": model_data(preset),
-        "node": inputs["node"],
-        "setting": {symbol_name: symbol_value for symbol_name, symbol_value in inputs.items() if symbol_name != "node"},
+        "node": sizes["node"],
+        "setting": {symbol_name: symbol_value for symbol_name, symbol_value in sizes.items() if symbol_name != "node"},
         "formulas": [_formula_record(formula) for formula in formulas],
         "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used_symbols(formulas)},
     }
     total_seconds = sum(formula.seconds * formula.repeat for formula in formulas)
-    run_title = f"{inputs['phase']} of {inputs['batch']} x {inputs['seq']:,} tokens on one {inputs['hardware']}"
+    run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
     legend = "; ".join(f"{symbol_name}: {SYMBOLS[symbol_name]}" for symbol_name in _used_symbols(formulas))
     notes = without_repetitions(
         [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]

@@ -1,7 +1,7 @@
-"""Opens and reads the user's files within bounds on type, size and number of elements.
+"""Opens and reads the user's files, with limits on file type, bytes and number of elements.
 
-Every reader of a user's file goes through `open_regular`. A FIFO, a device or a socket could block or never end, and
-files of `/proc` and `/sys` contain more than their size says; all of them are refused.
+Every reader of a user's file goes through `open_regular_file`. A FIFO, a device or a socket could block or never end,
+and files of `/proc` and `/sys` contain more than their size says; all of them are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def text_encoding(text_bytes: bytes) -> str:
     return _ENCODINGS.get(text_bytes[:2], "utf-8-sig")
 
 
-def open_regular(path: Path, expected_text: str, allows_stdin: bool = False) -> tuple[IO[bytes], int]:
+def open_regular_file(path: Path, expected_text: str, allows_stdin: bool = False) -> tuple[IO[bytes], int]:
     """Opens a regular file for reading, and returns it with the size in bytes.
 
     expected_text: what a message says should be there, such as "a .toml file".
@@ -58,10 +58,10 @@ def open_regular(path: Path, expected_text: str, allows_stdin: bool = False) -> 
 def read_bytes(path: Path, byte_limit: int, expected_text: str, allows_stdin: bool = False) -> bytes:
     """Returns the content of a regular file of at most `byte_limit` bytes.
 
-    expected_text, allows_stdin: as of `open_regular`. Raises `InputError` as `open_regular` does, for a file that is
-    too large, and for a file that contains more or fewer bytes than its size says.
+    expected_text, allows_stdin: as of `open_regular_file`. Raises `InputError` as `open_regular_file` does, for a file
+    that is too large, and for a file that contains more or fewer bytes than its size says.
     """
-    file, file_bytes = open_regular(path, expected_text, allows_stdin)
+    file, file_bytes = open_regular_file(path, expected_text, allows_stdin)
     with file:
         if file_bytes > byte_limit:
             raise InputError(

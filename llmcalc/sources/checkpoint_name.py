@@ -42,8 +42,8 @@ quantization_w8a8_fp8/qwen3_next_example.py).
 """
 
 
-def _tables_of_groups(group_size: int) -> dict[str, dict[str, Any]]:
-    """Returns the tables of schemes with a scale for each group of columns, by scheme."""
+def _tables_with_scale_groups(group_size: int) -> dict[str, dict[str, Any]]:
+    """Returns scheme → `quantization_config`, for schemes with one scale per group of weight columns."""
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
     gptq = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
     awq = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
@@ -56,8 +56,8 @@ def _tables_of_groups(group_size: int) -> dict[str, dict[str, Any]]:
 
 
 TABLES_BY_SCHEME: dict[str, dict[str, Any]] = {
-    **_tables_of_groups(128),
-    **_tables_of_groups(32),
+    **_tables_with_scale_groups(128),
+    **_tables_with_scale_groups(32),
     "w8a8": _compressed_tensors_config(
         "int-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     ),
@@ -107,9 +107,9 @@ PUBLISHERS_OF_ALL_LINEAR_LAYERS = ("redhatai", "neuralmagic")
 
 
 @cache
-def _published(kind: str) -> dict[str, dict[str, Any]]:
-    """Returns the contents of a file `published_KIND.toml` beside this one."""
-    return tomllib.loads(Path(__file__).with_name(f"published_{kind}.toml").read_text(encoding="utf-8"))
+def _published(file_kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the contents of `published_KIND.toml`, facts on the published checkpoints of one format."""
+    return tomllib.loads(Path(__file__).with_name(f"published_{file_kind}.toml").read_text(encoding="utf-8"))
 
 
 def published_gptq() -> dict[str, dict[str, list[str]]]:
@@ -123,11 +123,11 @@ def published_nvfp4() -> dict[str, dict[str, Any]]:
 
 
 def has_nvfp4_table(preset_name: str) -> bool:
-    """Whether it is known how NVIDIA's checkpoint in NVFP4 of a preset's model is stored."""
+    """Whether `published_nvfp4.toml` has the storage of NVIDIA's NVFP4 checkpoint of a preset."""
     return preset_name in published_nvfp4()
 
 
-def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
+def nvfp4_quantization_config(checkpoint_name: str, preset_name: str) -> tuple[dict[str, Any], str] | None:
     """Returns the `quantization_config` of a checkpoint in NVFP4 known by its name, and the formats in words for notes.
 
     checkpoint_name: a hub id or a path. preset_name: its preset. The table is that of NVIDIA's checkpoint of the model,
@@ -135,26 +135,32 @@ def table_of_nvfp4(checkpoint_name: str, preset_name: str) -> tuple[dict[str, An
     does; that of the KV cache only if NVIDIA publishes it. None without such a checkpoint.
     """
     publisher = checkpoint_name.partition("/")[0].lower()
-    stored = published_nvfp4().get(preset_name)
-    if stored is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
+    published_storage = published_nvfp4().get(preset_name)
+    if published_storage is None or publisher in PUBLISHERS_OF_ALL_LINEAR_LAYERS:
         return None
-    table = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": stored.get("exclude_modules", [])}
-    if "quantized_layers" in stored:
-        table["quant_algo"] = "MIXED_PRECISION"
-        table["quantized_layers"] = {
+    quantization_table = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "exclude_modules": published_storage.get("exclude_modules", []),
+    }
+    if "quantized_layers" in published_storage:
+        quantization_table["quant_algo"] = "MIXED_PRECISION"
+        quantization_table["quantized_layers"] = {
             module_pattern: {"quant_algo": algorithm}
-            for algorithm, module_patterns in stored["quantized_layers"].items()
+            for algorithm, module_patterns in published_storage["quantized_layers"].items()
             for module_pattern in module_patterns
         }
-    if stored.get("keeps_published_format"):
+    if published_storage.get("keeps_published_format"):
         published_table = read_preset(preset_name)["quantization_config"]
         return {
             **published_table,
-            "quantized_layers": table["quantized_layers"],
+            "quantized_layers": quantization_table["quantized_layers"],
         }, "nvfp4, with the other layers as in the model's own release"
     if publisher == "nvidia":
-        return table | {"kv_cache_quant_algo": stored.get("kv_cache")}, "nvfp4, with its layers in 8 or 16 bits"
-    return table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
+        return quantization_table | {
+            "kv_cache_quant_algo": published_storage.get("kv_cache")
+        }, "nvfp4, with its layers in 8 or 16 bits"
+    return quantization_table, "nvfp4, with the layers in 8 or 16 bits of NVIDIA's checkpoint of this model"
 
 
 def published_recipes() -> dict[str, dict[str, Any]]:
@@ -170,63 +176,69 @@ FP8_BLOCKS_OF_LLM_COMPRESSOR = _compressed_tensors_config(
 """The table of checkpoints `-FP8-block` (llm-compressor's scheme FP8_BLOCK)."""
 
 
-def table_of_recipe(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
+def recipe_quantization_config(
+    checkpoint_name: str, preset_name: str, scheme: str
+) -> tuple[dict[str, Any], str] | None:
     """Returns the `quantization_config` that the recipe of a model or checkpoint writes, and its formats in words.
 
     None for checkpoints of NVIDIA, whose ModelOpt has no recipes, and where the scheme alone says how it is stored.
     """
     is_block_recipe = scheme == "fp8-block128" and checkpoint_name.lower().endswith("block")
-    table = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
+    quantization_table = FP8_BLOCKS_OF_LLM_COMPRESSOR if is_block_recipe else TABLES_BY_SCHEME.get(scheme, {})
     recipes, publisher = published_recipes(), publisher_of(checkpoint_name, preset_name)
     recipe = recipes.get(f"{publisher}/{preset_name}", recipes.get(preset_name))
-    library = table.get("quant_method")
+    library = quantization_table.get("quant_method")
     if (
         recipe is None
         or publisher == "nvidia"
         or scheme not in recipe.get("schemes", (scheme,))
         or not (library == "compressed-tensors" or (recipe.get("every_library") and library in ("awq", "gptq")))
     ):
-        return (table, scheme) if is_block_recipe else None
+        return (quantization_table, scheme) if is_block_recipe else None
     patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
     modules_by_library: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
         "gptq": {"dynamic": {f"-:{pattern}": {} for pattern in patterns}},
-        "compressed-tensors": {"ignore": [*table.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]},
+        "compressed-tensors": {
+            "ignore": [*quantization_table.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]
+        },
     }
     formats = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
-    return table | modules_by_library[str(library)], formats
+    return quantization_table | modules_by_library[str(library)], formats
 
 
-def table_of_layers(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
-    """Returns the `quantization_config` of a checkpoint whose layers in 16 bits are known, and its formats in words.
+def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
+    """Returns the `quantization_config` of a checkpoint with known 16-bit layers, and the formats in words.
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """
-    stored = table_of_nvfp4(checkpoint_name, preset_name) if scheme == "nvfp4" else None
-    stored = stored or table_of_recipe(checkpoint_name, preset_name, scheme)
+    stored = nvfp4_quantization_config(checkpoint_name, preset_name) if scheme == "nvfp4" else None
+    stored = stored or recipe_quantization_config(checkpoint_name, preset_name, scheme)
     if stored is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
         return stored
     rules: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
-    table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules}
-    return table, f"{scheme}, with attention and shared experts in 16 bits"
+    quantization_table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules}
+    return quantization_table, f"{scheme}, with attention and shared experts in 16 bits"
 
 
 def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) -> tuple[Preset, str, str]:
-    """Returns a preset as a checkpoint known by its name stores it, the scheme to apply, and the formats in words.
+    """Returns a preset with the weight formats of a checkpoint's name, the scheme to apply, and the formats in words.
 
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.
     """
-    stored = table_of_layers(checkpoint_name, preset.name, scheme)
+    stored = sixteen_bit_layers_config(checkpoint_name, preset.name, scheme)
     if stored is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
         return preset, scheme, scheme or "its published format"
-    table, formats = stored or (TABLES_BY_SCHEME[scheme], scheme)
-    named_preset = preset.model_copy(update={"quantization_config": table, "named_checkpoint": checkpoint_name})
-    return named_preset, "", formats
+    quantization_table, format_texts = stored or (TABLES_BY_SCHEME[scheme], scheme)
+    named_preset = preset.model_copy(
+        update={"quantization_config": quantization_table, "named_checkpoint": checkpoint_name}
+    )
+    return named_preset, "", format_texts
 
 
 def _has_linear_attention(preset: Preset) -> bool:
-    """Whether a layer has a gated DeltaNet, which publishers of AWQ leave in 16 bits or not (QuantTrio's Qwen3.5)."""
+    """Whether a layer has a gated DeltaNet, which only some AWQ publishers quantize (QuantTrio's Qwen3.5)."""
     return any(
         getattr(getattr(layer, "attention", None), "type", "") == "gated_delta_net"
         for _, stack in preset.model.stacks()
@@ -241,24 +253,24 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     """
     checkpoint = known_checkpoint(hub_id)
     model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
-    in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
-    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not in_16_bits):
+    modules_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
+    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not modules_in_16_bits):
         return None
-    stored = table_of_layers(hub_id, model.name, quantization)
-    table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
+    stored = sixteen_bit_layers_config(hub_id, model.name, quantization)
+    quantization_table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
     leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
     if stored is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
         formats += " in every linear layer, of which publishers leave some out"
-    if in_16_bits:
+    if modules_in_16_bits:
         formats = "16 bits"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
     description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
-    if in_16_bits:
+    if modules_in_16_bits:
         description.pop("quantization_config", None)
         description["dtype"] = "bfloat16"
-    if table is not None:
-        description["quantization_config"] = table
+    if quantization_table is not None:
+        description["quantization_config"] = quantization_table
     return model.name, model.name, description

@@ -136,7 +136,7 @@ def parse_json(json_text: str, error_location: str) -> Any:
 
 
 def _json_problem(error: JSONDecodeError) -> str:
-    """Returns what is wrong with a JSON text, with its place, and the fix of what people often write."""
+    """Returns the error of a JSON text with line and column, and a fix for common mistakes such as comments."""
     text_before, wrong_character = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
     if not error.doc.strip():
         return "it is empty"
@@ -203,11 +203,12 @@ def validate(model_class: type[Model], description: Any, error_location: str) ->
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     """Formats pydantic's errors as one line."""
-    from .fields import all_field_names, field_path
+    from .description_fields import all_field_names, field_path
 
     errors = error.errors(include_url=False)
     error_paths = [
-        ".".join(field_path(model, detail["loc"], is_unknown=detail["type"] == "extra_forbidden")) for detail in errors
+        ".".join(field_path(model, detail["loc"], has_unknown_field=detail["type"] == "extra_forbidden"))
+        for detail in errors
     ]
     first_error, path = errors[0], error_paths[0]
     match first_error["type"]:

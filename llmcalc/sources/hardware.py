@@ -291,9 +291,9 @@ def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
         size_pattern = r"([1-9][0-9]{0,5})(gi?b)?" if hardware.configurations else r"([1-9][0-9]{0,5})(gi?b)"
         for normalized_argument in _normalized_arguments(typed_name):
             for spelling in sorted(_normalized_names(hardware)):
-                size_text = normalized_argument.removeprefix(spelling)
-                size_match = re.fullmatch(size_pattern, size_text)
-                if size_match is not None and size_text != normalized_argument:
+                memory_size_text = normalized_argument.removeprefix(spelling)
+                size_match = re.fullmatch(size_pattern, memory_size_text)
+                if size_match is not None and memory_size_text != normalized_argument:
                     return _with_memory_size(hardware, int(size_match.group(1)), typed_name)
     return None
 

@@ -105,13 +105,13 @@ def _with_deadline(function_with_deadline: Callable[[float], Result], seconds: f
 
     It runs in a thread that does not keep the program alive, because a server can be slow in the middle of any call.
     """
-    results: list[Result] = []
+    function_results: list[Result] = []
     errors: list[BaseException] = []
     deadline = time.monotonic() + seconds
 
     def run_function() -> None:
         try:
-            results.append(function_with_deadline(deadline))
+            function_results.append(function_with_deadline(deadline))
         except BaseException as error:
             errors.append(error)
 
@@ -120,9 +120,9 @@ def _with_deadline(function_with_deadline: Callable[[float], Result], seconds: f
     thread.join(seconds)
     if errors:
         raise errors[0]
-    if not results:
+    if not function_results:
         raise _LimitExceeded(f"the hub did not send all of it within {seconds:.0f} s")
-    return results[0]
+    return function_results[0]
 
 
 class _LimitExceeded(Exception):

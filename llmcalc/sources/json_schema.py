@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from ..components.choice import PARTS
 from ..components.stack import Stack
 from ..record import NONE
-from .fields import field_members, reachable_models
+from .description_fields import field_members, reachable_models
 from .preset import NOT_IN_FILES, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

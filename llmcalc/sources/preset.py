@@ -119,7 +119,7 @@ class Preset(Record):
     @model_validator(mode="before")
     @classmethod
     def _note_omissions(cls, preset_fields: Any) -> Any:
-        """Adds what the description leaves out to the notes."""
+        """Adds the preset's `omissions` (parts that the description leaves out) to the notes."""
         if not isinstance(preset_fields, dict) or not isinstance(preset_fields.get("omissions"), list | tuple):
             return preset_fields
         notes = tuple(preset_fields.get("notes", ()))

@@ -92,11 +92,11 @@ def _preset_of_tag(tag: str) -> str | None:
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
         return None
-    beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
     longer_names = [
-        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(beginning)
+        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(tag_beginning)
     ]
-    active_size = re.compile(rf"{re.escape(beginning)}a[0-9.]+b")
+    active_size = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
     with_active_size = [
         preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
     ]
@@ -131,12 +131,12 @@ def names_by_alias() -> dict[str, str]:
 @cache
 def _presets_by_spelling() -> dict[str, str]:
     """Returns the presets by name, alias and repository without its owner, normalized with decimal points."""
-    spellings = {
+    preset_by_spelling = {
         normalized_with_points(preset_alias.rpartition("/")[2]): preset_name
         for preset_name in model_names()
         for preset_alias in read_preset(preset_name).get("aliases", ())
     }
-    return spellings | {normalized_with_points(preset_name): preset_name for preset_name in model_names()}
+    return preset_by_spelling | {normalized_with_points(preset_name): preset_name for preset_name in model_names()}
 
 
 def preset_within_name(model_name: str) -> str | None:
@@ -145,13 +145,20 @@ def preset_within_name(model_name: str) -> str | None:
     `dolphin-2.9-llama3-8b` has llama3-8b in it. A part begins and ends at words; of parts of equal length the first.
     """
     words = re.split(r"[-_ :]+", model_name[:LONGEST_NAME])[:MOST_WORDS]
-    parts = (
-        "-".join(words[start : start + length])
-        for length in range(len(words), 0, -1)
-        for start in range(len(words) - length + 1)
+    name_parts = (
+        "-".join(words[first_word : first_word + word_count])
+        for word_count in range(len(words), 0, -1)
+        for first_word in range(len(words) - word_count + 1)
     )
-    spellings = _presets_by_spelling()
-    return next((spellings[spelling] for part in parts if (spelling := _sized_spelling(part)) in spellings), None)
+    preset_by_spelling = _presets_by_spelling()
+    return next(
+        (
+            preset_by_spelling[spelling]
+            for part in name_parts
+            if (spelling := _sized_spelling(part)) in preset_by_spelling
+        ),
+        None,
+    )
 
 
 MOST_WORDS = 20
@@ -289,8 +296,8 @@ def known_checkpoint(checkpoint_name: str) -> tuple[Preset, str] | None:
     return _checkpoint_of_name(checkpoint_name, known_model)
 
 
-def _has_usual_groups(checkpoint_name: str, preset: Preset, scheme: str) -> bool:
-    """Whether the groups of a checkpoint's publisher have the usual number of columns."""
+def _has_usual_group_size(checkpoint_name: str, preset: Preset, scheme: str) -> bool:
+    """Whether the publisher of a checkpoint quantizes in groups of the usual number of columns (`USUAL_GROUP`)."""
     publisher = publisher_of(checkpoint_name, preset.name)
     return not (scheme.startswith("awq") and publisher in PUBLISHERS_OF_SMALLER_GROUPS)
 
@@ -316,16 +323,16 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 quantization_scheme or (scheme_words.get("mix") or scheme_words["mix_of_repository"]).lower()
             )
             if quantization_scheme == "fp8-dynamic" and not last_segment.lower().endswith("dynamic"):
-                has_blocks = preset.name.startswith(
+                has_scale_blocks = preset.name.startswith(
                     PUBLISHERS_OF_BLOCKS.get(publisher_of(checkpoint_name, preset.name), "none")
                 )
-                return preset, "fp8-block128" if has_blocks else quantization_scheme
+                return preset, "fp8-block128" if has_scale_blocks else quantization_scheme
             if (
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
                 and "round" not in last_segment.lower()  # AutoRound fills the last group
                 and not (
                     _has_undivided_norm_groups(preset)
-                    and _has_usual_groups(checkpoint_name, preset, quantization_scheme)
+                    and _has_usual_group_size(checkpoint_name, preset, quantization_scheme)
                 )
             ):
                 quantization_scheme = quantization_scheme.removesuffix(USUAL_GROUP) + SMALLER_GROUP
@@ -349,8 +356,8 @@ def _has_undivided_norm_groups(preset: Preset) -> bool:
         for field_name, field_value in network.items():
             if field_name == "intermediate_size" and isinstance(field_value, int) and field_value % 128:
                 return False
-            parts = field_value if isinstance(field_value, list) else [field_value]
-            networks.extend(part for part in parts if isinstance(part, dict))
+            components = field_value if isinstance(field_value, list) else [field_value]
+            networks.extend(component for component in components if isinstance(component, dict))
     return True
 
 

@@ -266,12 +266,12 @@ def _base_preset(model_name: str) -> str | None:
 
 
 def _advice_on_base(base_preset: str) -> str:
-    """Returns what to type for a name that has the name of a preset in it, as a sentence after a space."""
+    """Returns the advice to use `base_preset` for a fine-tune of this model, as a sentence after a space."""
     return f" Most fine-tunes have the shape of their base: expected {base_preset}, or its own config.json"
 
 
 def _advice_on_checkpoint(model_target: str) -> str:
-    """Returns what to type for a quantized checkpoint without a config, as the end of its error.
+    """Returns the end of an error about a quantized checkpoint without a config: the preset and `--quantize` to use.
 
     Empty for a name that states no scheme.
     """
@@ -288,7 +288,7 @@ def _advice_on_checkpoint(model_target: str) -> str:
 
 
 def _advice_on_name(hub_id: str) -> str:
-    """Returns which presets a hub id may mean, as a sentence that goes on after its error; empty if none is near.
+    """Returns a sentence with the presets that an unreadable hub id may mean; empty if no preset is near.
 
     Near are the presets whose name is a part of the repository's, else those of its family: `Qwen3-Reranker-4B` has the
     letters of qwen3-reranker-0.6b before the first digit.
@@ -311,12 +311,18 @@ def _suggest_relatives(model_name: str) -> str:
     beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
     """
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
-    family, letters = _letters_before_digits(bare_name), normalized(bare_name)
-    relatives = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    beginnings = (letters[:length] for length in range(len(letters), len(family), -1))
-    spellings = list(map(normalized, relatives))
-    common = next((text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), "")
-    return suggest(bare_name, relatives) or (suggest(common, relatives) if common else "")
+    family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
+    presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
+    beginnings = (
+        normalized_name[:beginning_length] for beginning_length in range(len(normalized_name), len(family), -1)
+    )
+    spellings = list(map(normalized, presets_of_family))
+    longest_beginning = next(
+        (text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), ""
+    )
+    return suggest(bare_name, presets_of_family) or (
+        suggest(longest_beginning, presets_of_family) if longest_beginning else ""
+    )
 
 
 def _letters_before_digits(model_name: str) -> str:
@@ -365,7 +371,7 @@ OTHER_FIELD_NAMES = {
 
 def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: str) -> list[str]:
     """Returns the full path of an overridden field, from a path that may omit leading tables."""
-    from .fields import all_field_names, field_paths
+    from .description_fields import all_field_names, field_paths
 
     table_paths = _table_paths(model_table)
     matching_paths = _paths_ending_with(field_path, table_paths) or _paths_ending_with(

@@ -75,7 +75,7 @@ def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
 
 @contextmanager
 def _errors_naming_model(budget_location: str) -> Iterator[None]:
-    """Returns a context manager that adds the model and the key to the message of an `InputError`."""
+    """Returns a context manager that adds the budget's model and key to the message of an `InputError`."""
     try:
         yield
     except InputError as error:
@@ -89,7 +89,9 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators = (
-                [find_hardware(name) for name in quantity_bound.on] if isinstance(quantity_bound, FitsBound) else [None]
+                [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
+                if isinstance(quantity_bound, FitsBound)
+                else [None]
             )
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)

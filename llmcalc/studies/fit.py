@@ -132,7 +132,7 @@ def largest_run(
         return (
             least_bytes
             if least_bytes > capacity_bytes
-            else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed
+            else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed_bytes
         )
 
     # memory grows mostly by whole blocks of the cache
@@ -269,7 +269,7 @@ def _next_trial_number(
 
 
 def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
-    """Extrapolates the two largest numbers that fit, to where the line through their bytes reaches the capacity."""
+    """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
         (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,
@@ -316,7 +316,7 @@ def _memory_saving_changes(
     fitting_changes = [setting_change for setting_change in candidates if setting_change.fit.verdict != "no"]
     insufficient_changes = sorted(
         (setting_change for setting_change in candidates if setting_change.fit.verdict == "no"),
-        key=lambda setting_change: setting_change.fit.needed,
+        key=lambda setting_change: setting_change.fit.needed_bytes,
     )
     return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
 
@@ -357,7 +357,7 @@ def _evaluate_changes(
     change_by_index: dict[int, SettingChange] = {}
 
     def is_excluded(least_bytes: int) -> bool:
-        return least_bytes >= current_fit.needed or (
+        return least_bytes >= current_fit.needed_bytes or (
             least_bytes > current_fit.capacity and sum(size < least_bytes for size in insufficient_bytes) >= NEAREST
         )
 
@@ -376,11 +376,11 @@ def _evaluate_changes(
             changed_fit = fit_with_engine(changed_run, hardware) or changed_run.device.fit_on(hardware)
         except InputError:
             continue
-        if changed_fit.needed < current_fit.needed:
+        if changed_fit.needed_bytes < current_fit.needed_bytes:
             change_text = cli_options(change_options[change_index], model_memory.settings.phase != "training")
             change_by_index[change_index] = SettingChange(change_text, changed_fit)
             if changed_fit.verdict == "no":
-                insufficient_bytes.append(changed_fit.needed)
+                insufficient_bytes.append(changed_fit.needed_bytes)
     return [change_by_index[change_index] for change_index in sorted(change_by_index)]
 
 

@@ -26,7 +26,7 @@ from .plan import (
     LayoutPlan,
     Nearest,
     Order,
-    ended_search_error,
+    incomplete_search_error,
     plan_of,
     replayed_bytes,
     search_budget,
@@ -41,32 +41,32 @@ MOST_TRIED = 2**16
 class DevicesFitAnswer:
     """The verdict on whether a run fits on a number of accelerators, with the fewest accelerators and changes.
 
-    planned: the plan of all layouts.
+    layout_plan: the plan of all layouts.
     best: the best layout; it fits if any does.
     fit: the verdict on the best layout.
-    needed: fewest accelerators on which some layout fits; None if none of the tried numbers suffices.
-    fewest: the layout on the fewest accelerators.
+    fewest_devices: fewest accelerators on which some layout fits; None if none of the tried numbers suffices.
+    layout_on_fewest: the layout on the fewest accelerators.
     batch: largest number of sequences that fits with the best layout; 0 if none does.
     seq: largest sequence length that fits with the best layout; 0 if none does.
     changes: changes that make it fit; empty if the run fits with the estimated fragmentation.
     ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
-    title_on_several: the framework of more accelerators, if it is another one; else empty.
+    several_devices_title: the framework of more accelerators, if it is another one; else empty.
     """
 
-    planned: LayoutPlan
+    layout_plan: LayoutPlan
     best: Candidate
     fit: MemoryFit
-    needed: int | None
-    fewest: Candidate | None
+    fewest_devices: int | None
+    layout_on_fewest: Candidate | None
     batch: int
     seq: int
     changes: tuple[SettingChange, ...]
     ended_early: bool = False
-    title_on_several: str = ""
+    several_devices_title: str = ""
 
     @property
     def memory(self) -> Memory:
-        return self.planned.memory
+        return self.layout_plan.memory
 
 
 def fit_devices(
@@ -94,10 +94,10 @@ def fit_devices(
 
     devices_question = question_of(model_memory, layout_request)
     if run_on_several is not None:
-        devices_question = replace(devices_question, on_several=question_of(*run_on_several))
+        devices_question = replace(devices_question, several_devices_question=question_of(*run_on_several))
     layout_plan = devices_question.plan_devices(layout_request.devices)
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
-        raise ended_search_error(layout_plan)
+        raise incomplete_search_error(layout_plan)
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         most_frequent_reason = max(
@@ -137,7 +137,9 @@ def fit_devices(
         seq,
         setting_changes,
         devices_question.budget.is_spent(),
-        "" if devices_question.on_several is None else devices_question.on_several.estimates.framework.title,
+        ""
+        if devices_question.several_devices_question is None
+        else devices_question.several_devices_question.estimates.framework.title,
     )
 
 
@@ -146,7 +148,8 @@ class DevicesQuestion:
     """The run, the accelerator and the parallelism options of a search.
 
     global_batch: as in `fit_devices`. budget: the work of the search for all numbers of accelerators.
-    on_several: the question about several accelerators, of which another framework is usual; default this one.
+    several_devices_question: the question about several accelerators, of which another framework is usual; default this
+        one.
     """
 
     estimates: LayoutEstimates
@@ -154,7 +157,7 @@ class DevicesQuestion:
     layout_request: LayoutRequest
     global_batch: int | None
     budget: WorkBudget
-    on_several: DevicesQuestion | None = None
+    several_devices_question: DevicesQuestion | None = None
 
     def plan_devices(
         self,
@@ -235,7 +238,7 @@ def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) 
             return devices, fitting_variant
     while 2 * devices <= MOST_TRIED and not devices_question.budget.is_spent():
         devices *= 2
-        layout_that_fits = (devices_question.on_several or devices_question).best_fitting_layout(devices)
+        layout_that_fits = (devices_question.several_devices_question or devices_question).best_fitting_layout(devices)
         if layout_that_fits is not None:
             return devices, layout_that_fits
     return None, None

@@ -136,7 +136,7 @@ class _RunOnDevices(NamedTuple):
 
 def _bytes_without_overhead(fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
-    return fit.needed - (cuda_runtime.context_bytes + fit.fragmentation)
+    return fit.needed_bytes - (cuda_runtime.context_bytes + fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
@@ -259,14 +259,18 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        excessive_run_bytes = next((count for count in byte_lower_bounds if count > hardware.capacity_bytes), None)
+        excessive_run_bytes = next(
+            (device_count for device_count in byte_lower_bounds if device_count > hardware.capacity_bytes), None
+        )
         if excessive_run_bytes is not None:
             too_large_runs.append((excessive_run_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large_runs:
         least_bytes, run_index, device_run = skipped_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
-        if tried_options and least_bytes > min(hardware_option.fit.needed for _, hardware_option in tried_options):
+        if tried_options and least_bytes > min(
+            hardware_option.fit.needed_bytes for _, hardware_option in tried_options
+        ):
             break
         too_large_runs.remove(skipped_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)
@@ -276,7 +280,7 @@ def _hardware_option(
             try_run(run_index, device_run)
     if not tried_options:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed, indexed_option[0]))[1]
+    return min(tried_options, key=lambda indexed_option: (indexed_option[1].fit.needed_bytes, indexed_option[0]))[1]
 
 
 MOST_PER_NUMBER = 2

@@ -50,21 +50,21 @@ class ServingFitAnswer:
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
     best: the layout that fits with most replicas; if none fits, the one that requires least.
-    needed: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the tried
-        numbers suffices.
-    fewest: the layout of that replica.
+    fewest_devices: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the
+        tried numbers suffices.
+    layout_on_fewest: the layout of that replica.
     largest_run: the largest rank of the best layout, with the most users and longest sequences that fit on all ranks.
-    untried_layouts: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
+    untried_layout_count: number of layouts, with fewer replicas than the tried ones, that are not in `tried_replicas`.
     uncounted_layouts: layouts that divide the heads and widths, each with the reason why a rank cannot be counted.
     """
 
     memory: Memory
     tried_replicas: tuple[ReplicaFit, ...]
     best: ReplicaFit
-    needed: int | None
-    fewest: Layout | None
+    fewest_devices: int | None
+    layout_on_fewest: Layout | None
     largest_run: FitAnswer
-    untried_layouts: int = 0
+    untried_layout_count: int = 0
     uncounted_layouts: tuple[UncountedLayout, ...] = ()
 
 
@@ -93,7 +93,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
     batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
-    for rank in _end_ranks(best_replica.layout):
+    for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
@@ -160,7 +160,7 @@ def serving_replicas(
             f"and the search ended before {untried_count:,} others; expected a size of the replicas, such as "
             "--tp 8 --pp 4"
         )
-    best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed)
+    best_replica = best_replica or min(tried_replicas, key=lambda replica: replica.fit.needed_bytes)
     return tuple(tried_replicas), best_replica, untried_count
 
 
@@ -202,7 +202,7 @@ def serving_layouts(
             yield layout
 
 
-def _end_ranks(layout: Layout) -> tuple[int, ...]:
+def _first_and_last_ranks(layout: Layout) -> tuple[int, ...]:
     """Returns a rank of the first and of the last pipeline stage, which have the embedding and the head."""
     return (0,) if layout.pp == 1 else (0, layout.rank(pp=layout.pp - 1))
 
@@ -211,9 +211,9 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
     """Returns a layout with the largest rank's memory."""
     fit_by_rank = {
         rank: rank_memory(inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)).fit_on(hardware)
-        for rank in _end_ranks(layout)
+        for rank in _first_and_last_ranks(layout)
     }
-    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed, -rank))
+    rank = max(fit_by_rank, key=lambda rank: (fit_by_rank[rank].needed_bytes, -rank))
     return ReplicaFit(layout, rank, fit_by_rank[rank])
 
 

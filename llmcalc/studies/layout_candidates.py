@@ -26,7 +26,7 @@ class Candidate:
     capacity: usable bytes of a device.
     count_sent_bytes: counts the bytes that a rank sends per step; None if the layout does not fit.
     seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
-    replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
+    is_replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
     upper_bound: upper bound of device_bytes; equal to it after a replay.
     recompute: value of `--recompute`; empty for the run's own setting.
     """
@@ -37,7 +37,7 @@ class Candidate:
     capacity: int
     count_sent_bytes: Callable[[], int] | None
     seconds: float | None = None
-    replayed: bool = False
+    is_replayed: bool = False
     upper_bound: int = 0
     recompute: str = AS_CONFIGURED
 
@@ -78,11 +78,11 @@ def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
     for candidate, is_tie in zip(candidates_by_seconds, ties_with_previous(candidates_by_seconds), strict=True):
         tied_groups[-1:] = [[*tied_groups[-1], candidate]] if is_tie else [*tied_groups[-1:], [candidate]]
     return [
-        candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_kinds_of_parallelism)
+        candidate for tied_candidates in tied_groups for candidate in sorted(tied_candidates, key=_parallelism_counts)
     ]
 
 
-def _kinds_of_parallelism(candidate: Candidate) -> tuple[int, int]:
+def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
     """Returns the size of context parallelism, and the number of kinds of parallelism of a layout."""
     layout = candidate.layout
     group_sizes = layout.tp, layout.cp, layout.pp, layout.dp, layout.ep, layout.vpp

@@ -1,4 +1,4 @@
-"""The replays of a search's layouts on the allocator, several of them at a time where the command line may fork.
+"""Replays a search's layouts on the caching allocator, in several processes if the command may fork.
 
 The result and the work of a replay depend neither on the process that runs it nor on replays before it.
 """
@@ -43,12 +43,12 @@ class ReplayTask(NamedTuple):
 class ReplayedLayout(NamedTuple):
     """The bytes of a replayed layout, and the work of the replay.
 
-    first_bytes, first_work: of the rank that was replayed first; 0 where the ranks had their own order.
+    first_rank_bytes, first_rank_work: of the rank that was replayed first; 0 where the ranks had their own order.
     bytes, work: of the largest of all replayed ranks, and of all of them.
     """
 
-    first_bytes: int
-    first_work: CountedWork
+    first_rank_bytes: int
+    first_rank_work: CountedWork
     bytes: int
     work: CountedWork
 
@@ -109,17 +109,19 @@ class LayoutReplays:
         self._calls.close()
 
     def begin(self, runs: Sequence[LayoutRun], byte_limit: int | None) -> None:
-        """Begins replays that will probably be asked for, in this order, if there are several processes.
+        """Starts replays that the search will probably need, in this order, if there are several processes.
 
         byte_limit: as in `bytes`. With None the first one is asked for without a limit, and the others with a limit
             that is not known yet.
         """
         if not self._calls.forks:
             return
-        for run_number, run in enumerate(runs):
-            if run not in self._begun:
-                self._begun[run] = self._task(run, byte_limit, has_no_limit=byte_limit is None and run_number == 0)
-        self._calls.begin((self._begun[run], _sizes_of_passes(run)) for run in runs)
+        for run_number, layout_run in enumerate(runs):
+            if layout_run not in self._begun:
+                self._begun[layout_run] = self._task(
+                    layout_run, byte_limit, has_no_limit=byte_limit is None and run_number == 0
+                )
+        self._calls.begin((self._begun[layout_run], _sizes_of_passes(layout_run)) for layout_run in runs)
 
     def bytes(self, layout: Layout, micro_batches: int, recompute: str, byte_limit: int | None) -> int:
         """Returns the bytes of a layout's largest rank.
@@ -127,9 +129,9 @@ class LayoutReplays:
         byte_limit: bytes; if the rank with the largest estimate requires more, it stands for all. None replays all.
         Raises `InputError` for a run that cannot be replayed.
         """
-        run = LayoutRun(layout, micro_batches, recompute)
-        task = self._task(run, byte_limit, has_no_limit=byte_limit is None)
-        begun_task = self._begun.pop(run, None)
+        layout_run = LayoutRun(layout, micro_batches, recompute)
+        task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
+        begun_task = self._begun.pop(layout_run, None)
         if begun_task is not None and begun_task.first_stage == task.first_stage:
             begun_limit = begun_task.byte_limit
             if begun_task == task or (
@@ -138,24 +140,24 @@ class LayoutReplays:
             ):
                 task = begun_task  # it ended early only where this one would
         replayed_layout = self._calls.result(task)
-        if byte_limit is not None and replayed_layout.first_bytes > byte_limit:
-            EFFORT.add(replayed_layout.first_work)
-            return replayed_layout.first_bytes
+        if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
+            EFFORT.add(replayed_layout.first_rank_work)
+            return replayed_layout.first_rank_bytes
         EFFORT.add(replayed_layout.work)
         return replayed_layout.bytes
 
-    def _task(self, run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
-        """Returns the task of a run. has_no_limit: whether no bytes of a rank can end it, so that its work does."""
-        first_stage = self._largest_stage(*run) if run.layout.pp > 1 else None
-        return ReplayTask(run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
+    def _task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
+        """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
+        first_stage = self._largest_stage(*layout_run) if layout_run.layout.pp > 1 else None
+        return ReplayTask(layout_run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
 
     def _replay(self, task: ReplayTask) -> ReplayedLayout:
-        """Runs a task. Its work is counted where the result is asked for, as it may run in another process."""
+        """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""
         model_memory = self._memory_of_run(task.run.micro_batches, task.run.recompute)
         return replay_layout(model_memory, self._framework, self._version, task)
 
 
-def _sizes_of_passes(run: LayoutRun) -> tuple[object, ...]:
-    """Returns the sizes that determine the passes of layers: runs with equal ones share recorded passes."""
-    layout = run.layout
-    return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, run.recompute
+def _sizes_of_passes(layout_run: LayoutRun) -> tuple[object, ...]:
+    """Returns the sizes that determine a layer's recorded pass. Runs with equal sizes share the recordings."""
+    layout = layout_run.layout
+    return layout.tp, layout.cp, layout.cp_comm, layout.ep, layout.sequence_parallel, layout_run.recompute

@@ -48,13 +48,13 @@ class LockChange:
 
     target: the model.
     key: the value's path in the entry.
-    locked, now: the value in the file, and as it is counted now; None where there is none.
+    locked_value, current_value: the value in the file, and as it is counted now; None where there is none.
     """
 
     target: str
     key: str
-    locked: Any
-    now: Any
+    locked_value: Any
+    current_value: Any
 
 
 def program_version() -> str:

@@ -27,14 +27,14 @@ class ModelFilter:
     kind: one of `KINDS`.
     attention: one of the names that `attention_kinds` returns.
     moe: whether the model is a mixture of experts.
-    least, most: smallest and largest number of total parameters.
+    min_params, max_params: smallest and largest number of total parameters.
     """
 
     kind: str | None = None
     attention: str | None = None
     moe: bool | None = None
-    least: int | None = None
-    most: int | None = None
+    min_params: int | None = None
+    max_params: int | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` for an unknown kind or kind of attention, or a lower bound above the upper bound."""
@@ -45,8 +45,8 @@ class ModelFilter:
             )
         if self.attention is not None:
             _check_attention_name(self.attention)
-        if self.least is not None and self.most is not None and self.least > self.most:
-            raise InputError(f"--min-params: {self.least:,} is more than --max-params, {self.most:,}")
+        if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
+            raise InputError(f"--min-params: {self.min_params:,} is more than --max-params, {self.max_params:,}")
 
     def accepts(self, spec: ModelSpec, parameters: int) -> bool:
         """Whether the filter accepts a model with this number of parameters."""
@@ -54,8 +54,8 @@ class ModelFilter:
             self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
             and self.moe in (None, spec.has_experts)
-            and (self.least is None or parameters >= self.least)
-            and (self.most is None or parameters <= self.most)
+            and (self.min_params is None or parameters >= self.min_params)
+            and (self.max_params is None or parameters <= self.max_params)
         )
 
 

@@ -93,7 +93,7 @@ class LayoutEstimates:
 
     memory: Memory
     framework: Framework
-    _with: dict[str, LayoutEstimates] = field(default_factory=dict)
+    _estimates_by_recompute: dict[str, LayoutEstimates] = field(default_factory=dict)
     _without_recompute: LayoutEstimates | None = None
 
     @cached_property
@@ -113,10 +113,12 @@ class LayoutEstimates:
         """Returns the estimates with another value of `--recompute`; the same object for an equal value."""
         if recompute_mode == AS_CONFIGURED:
             return self
-        if recompute_mode not in self._with:
+        if recompute_mode not in self._estimates_by_recompute:
             recomputing_memory = self.memory.with_(recompute=recompute_mode)
-            self._with[recompute_mode] = LayoutEstimates(recomputing_memory, self.framework, _without_recompute=self)
-        return self._with[recompute_mode]
+            self._estimates_by_recompute[recompute_mode] = LayoutEstimates(
+                recomputing_memory, self.framework, _without_recompute=self
+            )
+        return self._estimates_by_recompute[recompute_mode]
 
 
 @frozen
@@ -201,7 +203,9 @@ class LayoutPlan:
     def rows_of_frameworks(self) -> list[tuple[LayoutPlan, Candidate]]:
         """The layouts that fit, each with the plan of its framework: sorted by time if all are timed."""
         layouts_and_plans = [
-            (plan, candidate) for plan in (self, *self.other_plans) for candidate in plan.plan.feasible
+            (framework_plan, candidate)
+            for framework_plan in (self, *self.other_plans)
+            for candidate in framework_plan.plan.feasible
         ]
         if self.other_plans and all(layout_plan.times is not None for layout_plan, _ in layouts_and_plans):
             rank_by_candidate_id = {
@@ -395,7 +399,7 @@ def plan_of(
         version=version,
     )
     if layout_order.ended_early and not layout_order.feasible and not layout_order.unreplayed:
-        raise ended_search_error(layout_plan)
+        raise incomplete_search_error(layout_plan)
     return layout_plan
 
 
@@ -410,12 +414,12 @@ def search_budget() -> WorkBudget:
     return WorkBudget(WORK_OF_SEARCH)
 
 
-def ended_search_error(layout_plan: LayoutPlan) -> InputError:
+def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
     """Returns the error of a search that ended early and found no fitting layout, although one may exist."""
-    plan = layout_plan.plan
+    ranked_layouts = layout_plan.plan
     return InputError(
-        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all {plan.tried:,} layouts "
-        f"were tried and replayed; {FEWER_LAYOUTS}"
+        f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all "
+        f"{ranked_layouts.tried:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
@@ -508,7 +512,7 @@ class LayoutOrder:
     exceeds: Callable[[Layout, int, str, Callable[[int], bool]], bool] = lambda *_: False
     budget: WorkBudget = field(default_factory=search_budget)
     begin_replays: Callable[[Sequence[LayoutRun], int | None], None] = lambda *_: None
-    _measured: set[tuple[object, ...]] = field(default_factory=set)
+    _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(self, rows: int, suggests_nearest: Nearest = "always") -> RankedLayouts:
         """Returns the plan of the layouts.
@@ -519,7 +523,7 @@ class LayoutOrder:
         beside `--zero` holds for all group sizes.
         """
         layouts = self.layouts
-        plan = RankedLayouts(layouts.tried_count)
+        ranked_layouts = RankedLayouts(layouts.tried_count)
         tried_candidates = self._candidates_of(layouts.possible_layouts)
         too_large_candidates = [
             layout_and_micro_batches
@@ -532,25 +536,25 @@ class LayoutOrder:
                 layouts.refuse(candidate)
         refused_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        refused_candidates += self._replay_in_order(plan, rows, sorted_candidates)
-        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not plan.feasible):
+        refused_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates)
+        if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
             too_large_candidates = []
-            plan.nearest = self._smallest_replay(refused_candidates)
-        plan.refused = dict(layouts.refusal_counts)
-        plan.ended_early |= UNTRIED in plan.refused
-        if not (plan.feasible or plan.unreplayed or refused_candidates or too_large_candidates):
-            self._raise_most_frequent_error(plan.refused)
+            ranked_layouts.nearest = self._smallest_replay(refused_candidates)
+        ranked_layouts.refused = dict(layouts.refusal_counts)
+        ranked_layouts.ended_early |= UNTRIED in ranked_layouts.refused
+        if not (ranked_layouts.feasible or ranked_layouts.unreplayed or refused_candidates or too_large_candidates):
+            self._raise_most_frequent_error(ranked_layouts.refused)
         if refused_candidates or too_large_candidates:
-            plan.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
-        return plan
+            ranked_layouts.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
+        return ranked_layouts
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""
         return (sorted_by_memory if self.step_seconds is None else sorted_by_time)(candidates)
 
     def _replay_in_order(
-        self, plan: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
+        self, ranked_layouts: RankedLayouts, row_limit: int, waiting_candidates: list[Candidate]
     ) -> list[Candidate]:
         """Replays the candidates of a plan in their order until enough of them fit; returns those that do not fit.
 
@@ -558,24 +562,28 @@ class LayoutOrder:
         stands in order.
         """
         too_large_candidates: list[Candidate] = []
-        while len(plan.feasible) < row_limit and waiting_candidates and plan.replays < row_limit + FURTHER_REPLAYS:
-            if plan.replays and self.budget.is_spent():
-                plan.ended_early = True
+        while (
+            len(ranked_layouts.feasible) < row_limit
+            and waiting_candidates
+            and ranked_layouts.replays < row_limit + FURTHER_REPLAYS
+        ):
+            if ranked_layouts.replays and self.budget.is_spent():
+                ranked_layouts.ended_early = True
                 break
-            needed_candidates = waiting_candidates[: row_limit - len(plan.feasible)]
+            needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             replay_result = self._replay_with_messages(candidate)
-            plan.replays += isinstance(replay_result, Candidate)
+            ranked_layouts.replays += isinstance(replay_result, Candidate)
             if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
-                plan.feasible.append(replay_result)
+                ranked_layouts.feasible.append(replay_result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
                 waiting_candidates = self._sort_candidates([*waiting_candidates, recomputing_candidate])
             elif isinstance(replay_result, Candidate):
                 too_large_candidates.append(replay_result)
             else:
                 self.layouts.refuse(replay_result)
-        plan.unreplayed = waiting_candidates
+        ranked_layouts.unreplayed = waiting_candidates
         return too_large_candidates
 
     def _replay_with_messages(self, candidate: Candidate) -> Candidate | InputError:
@@ -604,7 +612,7 @@ class LayoutOrder:
         candidate_bytes = self.replayed_bytes(
             candidate.layout, candidate.micro_batches, candidate.recompute, byte_limit
         )
-        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, replayed=True)
+        return replace(candidate, device_bytes=candidate_bytes, upper_bound=candidate_bytes, is_replayed=True)
 
     def _candidates_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error if the framework refuses the recomputation.
@@ -616,9 +624,9 @@ class LayoutOrder:
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
         for i in sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp)):
-            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._measured:
+            if self.budget.is_spent(SHARE_OF_ESTIMATES) and self._estimated_sizes:
                 candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED)
-            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._measured:
+            elif not too_large_flags[i] or _kernel_layout_sizes(layouts[i][0]) not in self._estimated_sizes:
                 try:
                     candidates_or_errors[i] = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
                 except InputError as error:
@@ -669,7 +677,7 @@ class LayoutOrder:
             layout_run = layout, micro_batches, recompute
             if (
                 needs_fit
-                and _kernel_layout_sizes(layout) in self._measured
+                and _kernel_layout_sizes(layout) in self._estimated_sizes
                 and (
                     self._is_too_large(*layout_run)
                     or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
@@ -690,7 +698,7 @@ class LayoutOrder:
                 if last_candidate is None:
                     raise
                 continue
-            self._measured.add(_kernel_layout_sizes(layout))
+            self._estimated_sizes.add(_kernel_layout_sizes(layout))
             candidate_bytes = tensor_bytes, self.capacity, sent_bytes_once, step_seconds
             last_candidate = Candidate(
                 layout,
@@ -744,8 +752,8 @@ class LayoutOrder:
         }
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
-            layout_position = 0 if candidate.replayed else index_of_layout[candidate.layout, candidate.micro_batches]
-            return self._has_too_large_static_bytes(candidate.layout), candidate.replayed, layout_position
+            layout_position = 0 if candidate.is_replayed else index_of_layout[candidate.layout, candidate.micro_batches]
+            return self._has_too_large_static_bytes(candidate.layout), candidate.is_replayed, layout_position
 
         return sorted(refused_layouts, key=order)
 

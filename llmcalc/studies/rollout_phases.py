@@ -86,7 +86,9 @@ class _PhaseCalculator:
     def _shared_budget(self, device_capacity: int) -> int:
         """Returns the memory budget of an engine that shares its weights with training: a share of the device."""
         memory_shares = (
-            share for least_gib, share in self.rollout.shares_by_capacity if device_capacity >= least_gib << 30
+            memory_share
+            for least_gib, memory_share in self.rollout.shares_by_capacity
+            if device_capacity >= least_gib << 30
         )
         return int(next(memory_shares, self.rollout.flags["gpu_memory_utilization"]) * device_capacity)
 
@@ -141,7 +143,7 @@ class _PhaseCalculator:
     def _other_models(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of other models on the device: reference, reward and critic models."""
         for model_name, model in self._frozen_models():
-            if model.place == "device":
+            if model.weights_place == "device":
                 yield self._frozen_term(model_name, model)
         if self.rollout.critic == "device":
             yield self._critic_terms()
@@ -152,7 +154,9 @@ class _PhaseCalculator:
 
     def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
         parameters = model.parameters or self.cluster.memory.states.parameter_count.total
-        return PhaseTerm(model_name, parameters * model.weight_bytes // model.ranks, "estimate", self.rollout.source)
+        return PhaseTerm(
+            model_name, parameters * model.bytes_per_weight // model.ranks, "estimate", self.rollout.source
+        )
 
     def _critic_terms(self) -> PhaseTerm:
         if self.rollout.critic_bytes:
@@ -182,7 +186,7 @@ class _PhaseCalculator:
         if self.engine is None and not self.rollout.shares_weights:
             return
         term_names = ["non_torch", "cuda_graphs"]
-        if not self.rollout.sleeps:
+        if not self.rollout.sleeps_while_idle:
             term_names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
         yield from self._engine_terms(*term_names)
 
@@ -194,7 +198,7 @@ class _PhaseCalculator:
         """Returns the phase in which the engine receives weights. An engine that slept has no cache then."""
         yield from self._bytes_between_passes()
         yield from self._idle_engine()
-        if self.rollout.sleeps:
+        if self.rollout.sleeps_while_idle:
             yield from self._engine_terms("weights")
         byte_count = self.rollout.transfer_bytes or self._largest_matrix()
         yield PhaseTerm("weights_sent", byte_count, "estimate", self.rollout.source)
@@ -213,7 +217,7 @@ class _PhaseCalculator:
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
             frozen_weight_terms = (
-                self._frozen_term(name, model) for name, model in self._frozen_models() if model.place == "host"
+                self._frozen_term(name, model) for name, model in self._frozen_models() if model.weights_place == "host"
             )
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]

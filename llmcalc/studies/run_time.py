@@ -94,7 +94,7 @@ class TimeSettings:
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
-    unpriced: what a launch file sets that slows a step and that the time ignores.
+    unpriced_settings: what a launch file sets that slows a step and that the time ignores.
     torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
     factors: of a calibration; default none.
@@ -106,7 +106,7 @@ class TimeSettings:
     product_format: str = ""
     factors: CalibrationFactors = UNCHANGED
     overlapped_groups: frozenset[str] | None = None
-    unpriced: tuple[str, ...] = ()
+    unpriced_settings: tuple[str, ...] = ()
     torch_attention: bool = False
     loss: CrossEntropy | None = None
 
@@ -214,7 +214,7 @@ class TrainingTimes:
     @property
     def unpriced(self) -> list[str]:
         """The options of the run whose effect on kernels the time estimate ignores."""
-        return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced]
+        return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
     def _unhidden_messages(self, layout: Layout) -> list[str]:
         """Returns a stated overlap of tensor-parallel messages that a layout without sequence parallelism ignores."""
@@ -224,7 +224,7 @@ class TrainingTimes:
 
     @property
     def _stops_early(self) -> bool:
-        """Whether a layer that runs again stops at the last tensor that its backward pass needs."""
+        """Whether the recomputation of a layer stops at the last tensor that the backward pass needs."""
         return self.stack.stops_early and not self.recompute.reentrant and not self.recompute.saved_operations
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
@@ -312,7 +312,7 @@ class TrainingTimes:
             self.range(float(timed_step.seconds), layout, micro_batches),
             seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
-            hidden_host=host_wait_seconds * seconds_scale,
+            host_wait_seconds=host_wait_seconds * seconds_scale,
             include=step_plan.include,
             unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
@@ -406,7 +406,7 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     if product_flops is not None and memory_use.adapters is None:
         flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
+    state_bytes = sum(state_size for name, state_size in state_sizes if name != "step")  # step: one number per tensor
     return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
 
 
@@ -474,7 +474,7 @@ def inference_formats(model_memory: Memory, tokens: int) -> NumberFormats:
             / sum(elements_by_component[component_kind] for component_kind in component_kinds)
         )
         for component_kinds in (
-            [kind for kind in elements_by_component if kind not in ("lm_head", "embedding")],
+            [head_kind for head_kind in elements_by_component if head_kind not in ("lm_head", "embedding")],
             head_kinds[:1],
         )
         if component_kinds
@@ -589,7 +589,7 @@ def time_inference(
         part_seconds,
         timed_operations,
         tuple(timed_pass.rank_work for timed_pass in inference_pass.timed_passes),
-        hidden_host=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
+        host_wait_seconds=max(0.0, part_seconds["kernels"] - float(kernel_seconds)),
         resident_bytes=_resident_bytes(model_memory, layout, inference_pass.timed_passes[0].rank_work),
         seconds_on=lambda device, time_stack: float(pass_on(device, time_stack).seconds),
     )

@@ -159,9 +159,9 @@ def size_server_for_trace(
         insufficient_count, sufficient_count = sufficient_count, 2 * sufficient_count
         broken_limit = undersize_reason(sufficient_count)
     while not broken_limit and replicas is None and sufficient_count - insufficient_count > 1:
-        middle_count = (insufficient_count + sufficient_count) // 2
+        tried_count = (insufficient_count + sufficient_count) // 2
         insufficient_count, sufficient_count = (
-            (middle_count, sufficient_count) if undersize_reason(middle_count) else (insufficient_count, middle_count)
+            (tried_count, sufficient_count) if undersize_reason(tried_count) else (insufficient_count, tried_count)
         )
     sized_server = server.with_replicas(sufficient_count)
     return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit

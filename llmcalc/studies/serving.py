@@ -82,7 +82,11 @@ class SizesRequest:
             return
         most_devices = min(MOST_REPLICA, self.devices or MOST_REPLICA)
         tried_sizes = self._layouts_by_devices(
-            [sizes for sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts) if sizes.devices <= most_devices],
+            [
+                candidate_sizes
+                for candidate_sizes in _layouts_of(STAGES, ATTENTION_RANKS, experts)
+                if candidate_sizes.devices <= most_devices
+            ],
             self.devices,
         )
         yield tried_sizes
@@ -141,9 +145,9 @@ class StudiedServers:
 
     servers: all that fit, the fewest devices first. curves: the points of each.
     points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
-    front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
+    pareto_front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
-    why_not: reason → number of servers and layouts that it rules out.
+    rejection_counts: reason → number of servers and layouts that it rules out.
     keeps_limits: of each, whether it keeps the limits.
     traces: times of the requests of a trace on each; empty without one.
     """
@@ -151,9 +155,9 @@ class StudiedServers:
     servers: tuple[Server, ...]
     curves: tuple[tuple[LoadPoint, ...], ...]
     points: tuple[LoadPoint | None, ...]
-    front: tuple[tuple[int, float], ...]
+    pareto_front: tuple[tuple[int, float], ...]
     chosen: ChosenServer | None
-    why_not: dict[str, int]
+    rejection_counts: dict[str, int]
     keeps_limits: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
 
@@ -450,7 +454,15 @@ def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     dtype_prefixes = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(
         kv_dtype, (kv_dtype,)
     )
-    flag_word = next((text for prefix in dtype_prefixes for text in format_flag.words if text.startswith(prefix)), None)
+    flag_word = next(
+        (
+            format_text
+            for prefix in dtype_prefixes
+            for format_text in format_flag.words
+            if format_text.startswith(prefix)
+        ),
+        None,
+    )
     if flag_word is None:
         raise InputError(
             f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(format_flag.words)}"

@@ -123,7 +123,9 @@ class ShapeFamily:
 
         keep_heads: whether head sizes must stay unchanged. Otherwise all of them are halved if possible.
         """
-        head_widths = [(self.head_dim or sizes.head_dim) // self.head_divisor for sizes in self._head_sizes_of_layers()]
+        head_widths = [
+            (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
+        ]
         can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
         for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
             finer_family = replace(
@@ -361,16 +363,16 @@ def find_shapes(
     budget: CostBudget,
     target_spec: ModelSpec | None = None,
     row_count: int = 12,
-    percent: float = 2.0,
+    tolerance_percent: float = 2.0,
     seq: int = 2048,
     dtype: str = "bfloat16",
 ) -> ShapeStudy:
-    """Finds about `row_count` shapes whose cost is within `percent` of the budget, evenly spaced in log h/L.
+    """Finds about `row_count` shapes whose cost is within `tolerance_percent` of the budget, evenly spaced in log h/L.
 
     target_spec: the original model of the family; its shape is one of the rows if its cost matches the budget.
     Raises `InputError` if no shape matches the budget.
     """
-    tolerance = percent / 100
+    tolerance = tolerance_percent / 100
     target_shape = None if target_spec is None else (target_spec.hidden_size, target_spec.main.num_hidden_layers)
     target_fits = target_shape is not None and _cost_matches(model_family, target_shape, budget, tolerance)
     model_family = refine_step(
@@ -382,7 +384,7 @@ def find_shapes(
     if target_shape is not None and target_fits:
         shape_sizes = [shape_size for shape_size in shape_sizes if shape_size[0] != target_shape[0]] + [target_shape]
     if not shape_sizes:
-        raise InputError(_no_shapes_error(model_family, budget, percent))
+        raise InputError(_no_shapes_error(model_family, budget, tolerance_percent))
     spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
     shapes = tuple(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
@@ -402,7 +404,7 @@ def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget
     return bool(abs(shape_cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
-def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: float) -> str:
+def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_percent: float) -> str:
     cost_text = (
         f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     )
@@ -413,8 +415,8 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, percent: flo
     return (
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
         f"{model_family.width_step} "
-        f"costs {cost_text} to within {percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; expected "
-        f"another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
+        f"costs {cost_text} to within {tolerance_percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; "
+        f"expected another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 

@@ -31,7 +31,7 @@ MOST_MICRO_BATCHES = 64
 
 
 def usual_step_tokens(devices: int) -> int:
-    """Returns the tokens of a usual step: 4M, or 1,024 of each device where these are more."""
+    """Returns the tokens of a usual training step: 4M, or 1,024 per device if this is more."""
     return max(STEP_TOKENS, DEVICE_TOKENS * devices)
 
 
@@ -58,7 +58,7 @@ def is_pretraining(spec: ModelSpec, lora_rank: int | None) -> bool:
 
 
 def usual_micro_batches(pp: int) -> int:
-    """Returns the micro-batches of a step of a pipeline for which nobody stated any: one for each stage.
+    """Returns the default number of micro-batches per step of a pipeline: one per stage.
 
     Deeper pipelines than published ones have as many as those.
     """
@@ -66,7 +66,7 @@ def usual_micro_batches(pp: int) -> int:
 
 
 def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
-    """Returns a training run on a pipeline with a micro-batch for each stage, if the user gave no number of them.
+    """Returns a pipeline's training run with one micro-batch per stage, unless the user gave a number.
 
     A step of fewer micro-batches leaves stages idle, and none of them holds what it holds in a real step.
     """

@@ -225,7 +225,7 @@ def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: Ti
 
 
 def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
-    """Whether the units, and not the memory, bound how fast a product's kernel of matrix by vector reads weights."""
+    """Whether a matrix-vector kernel is limited by the compute units' read rate instead of the memory bandwidth."""
     is_product = kernel.kind in ("product", "experts")
     return is_product and bool(time_estimator.vector_rate(kernel) < time_estimator.device.memory_rate)
 
@@ -261,7 +261,7 @@ def _formula_source(
 
 
 def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
-    """Whether a kernel is attention that reads a cache, or attention that keeps no scores in memory."""
+    """Whether a kernel is attention over a KV cache, or fused attention that stores no scores."""
     keeps_scores = time_estimator.stack.attention == "scores" and time_estimator.rank_pass.phase != "decode"
     return kernel.kind == "attention" and not keeps_scores
 

@@ -54,16 +54,16 @@ class TimedNode(NamedTuple):
     kind: kind of its kernel or message.
     seconds: its share of the estimate; those of all nodes add up to it.
     bound: what takes longest of it.
-    reached: share of its seconds that the bound alone would take.
-    by_bound: bound → seconds.
+    bound_share: share of its seconds that the bound alone would take.
+    seconds_by_bound: bound → seconds.
     """
 
     path: str
     kind: str
     seconds: float
     bound: Bound
-    reached: float
-    by_bound: dict[Bound, float]
+    bound_share: float
+    seconds_by_bound: dict[Bound, float]
 
 
 @frozen
@@ -79,9 +79,9 @@ class TimedRun:
     plan: the training step; None in inference.
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
-    lines: the priced kernels and messages, each with how often it runs in the estimate.
+    operations: the priced kernels and messages, each with how often it runs in the estimate.
     passes: the passes of inference; none in training.
-    hidden_host: seconds of the parts in which kernels wait for the host.
+    host_wait_seconds: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; in training the largest rank's weights, gradients,
         optimizer states and activations in the layout that was asked for, 0 if its replicas do not divide the batch.
     chosen_options: options of the layout that was chosen for a run of devices alone; empty for none.
@@ -108,7 +108,7 @@ class TimedRun:
     parts: dict[str, float]
     operations: tuple[tuple[float, TimedOperation], ...] = field(repr=False)
     passes: tuple[RankWork, ...] = field(default=(), repr=False)
-    hidden_host: float = 0.0
+    host_wait_seconds: float = 0.0
     resident_bytes: int = 0
     chosen_options: str = ""
     is_planned: bool = True
@@ -121,9 +121,13 @@ class TimedRun:
 
     @property
     def not_counted(self) -> tuple[str, ...]:
-        """What the estimate does not count. A stack with seconds per sequence counts how the host samples."""
+        """The costs that the time estimate leaves out, as text, such as sampling on the host."""
         counts_sampling = self.phase == "decode" and self.stack.host_sequence > 0
-        return tuple(text for text in NOT_COUNTED[self.phase] if not (counts_sampling and text == SAMPLING))
+        return tuple(
+            uncounted_text
+            for uncounted_text in NOT_COUNTED[self.phase]
+            if not (counts_sampling and uncounted_text == SAMPLING)
+        )
 
     @property
     def seconds(self) -> float:
@@ -192,7 +196,7 @@ class TimedRun:
     @property
     def bounds(self) -> dict[Bound, float]:
         """Seconds by bound (compute, memory, …) of the nodes with that bound; the sum is the estimate."""
-        return {time_bound: sum(node.by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
+        return {time_bound: sum(node.seconds_by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[TimedNode]:
         """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree (0: none)."""
@@ -238,7 +242,7 @@ class TimedRun:
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
         yield "update", "compute" if self.stack.optimizer_flops else "memory", self.parts.get("update", 0.0)
-        yield "host", "wait", self.parts.get("host", 0.0) + self.hidden_host
+        yield "host", "wait", self.parts.get("host", 0.0) + self.host_wait_seconds
         yield "hops between stages", "network", self.parts.get("hops", 0.0)
         yield "server", "wait", self.parts.get("server", 0.0)
 

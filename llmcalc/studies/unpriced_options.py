@@ -1,4 +1,4 @@
-"""The options of training that change a step's kernels and not its estimated seconds."""
+"""Finds training options whose effect on the step's kernels is missing from the estimated seconds."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def is_stepwise_adamw(memory: Memory) -> bool:
     return is_adamw and memory.settings.optimizer_impl in ("foreach", "loop")
 
 
-def unpriced_options(memory: Memory, stack: TimeStack) -> list[str]:
+def unpriced_options(memory: Memory, time_stack: TimeStack) -> list[str]:
     """Returns the options of a training run whose effect on kernels the time estimate ignores.
 
-    stack: the software that the run is timed with.
+    time_stack: the software that the run is timed with.
     """
     settings, default_settings = memory.settings, Settings("training")
     setting_names = list(UNPRICED_SETTINGS)
-    if not stack.fused:  # others' kernels are fused already
+    if not time_stack.fused:  # others' kernels are fused already
         setting_names.append("compile")
-    own_losses = {"fused"} if stack.fused else {"eager"}
+    priced_losses = {"fused"} if time_stack.fused else {"eager"}
     if settings.compile:  # which fuses the eager loss, and eager norms
-        own_losses.add("eager")
-    if settings.cross_entropy not in own_losses.union(stack.loss_bytes):
+        priced_losses.add("eager")
+    if settings.cross_entropy not in priced_losses.union(time_stack.loss_bytes):
         setting_names.append("cross_entropy")
-    has_eager_norms = not stack.fused and stack.passes.get("norm", 1.0) > 1
+    has_eager_norms = not time_stack.fused and time_stack.passes.get("norm", 1.0) > 1
     if settings.norm == "eager" and not (has_eager_norms or settings.compile):
         setting_names.append("norm")
     if settings.moe not in (None, "dropless", "capacity:1"):

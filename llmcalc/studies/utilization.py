@@ -12,7 +12,7 @@ from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
 from ..frozen import frozen
-from .rules import RECOMPUTES, FlopRule, flop_rules_for
+from .flop_rules import RECOMPUTES, FlopRule, flop_rules_for
 
 
 @frozen(slots=True)

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmcalc.errors import InputError
-from llmcalc.sources.fields import all_field_names
+from llmcalc.sources.description_fields import all_field_names
 from llmcalc.sources.files import validate
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import presets_dir

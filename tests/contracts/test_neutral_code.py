@@ -29,7 +29,7 @@ OTHERWISE = {
     "frameworks/launch/refused_programs.py": "scripts of NeMo that are called after Megatron",
     "frameworks/launch/accelerate_command.py": "accelerate's own keys",
     "frameworks/launch/trainer.py": "arguments of a script that adds a framework's own",
-    "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
+    "studies/flop_rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
     "workload/lora.py": "a library of adapters that is called after Megatron",

@@ -125,7 +125,7 @@ def stated() -> Iterator[tuple[Thing, Witness]]:
     yield from ((Thing("optimizer", record.name), record.witness) for record in optimizers())
     for record in RECORDS_OF_FRAMEWORKS:
         yield Thing("framework", record.name), record.witness
-        yield Thing("framework", record.name), record.rest
+        yield Thing("framework", record.name), record.other_witness
         yield from ((Thing(*part, record.name), witness) for part, witness in record.parts.items())
         yield from ((Thing("optimizer", name, record.name), one) for name, one in record.optimizers.items())
 
@@ -384,7 +384,7 @@ def test_what_is_not_exact_any_more_has_a_reason(run: str) -> None:
     exact = set(record.parts) | {("optimizer", name) for name in record.optimizers}
     assert exact <= once_exact()
     lower = {f"{kind} {name}" for kind, name in once_exact() - exact}
-    assert record.rest.status == "source"
+    assert record.other_witness.status == "source"
     if len(reasons) > 1:
         assert lower == set(reasons)
     else:
@@ -395,7 +395,7 @@ def test_what_is_not_exact_any_more_has_a_reason(run: str) -> None:
 def test_what_is_untested_has_a_reason() -> None:
     bases = {snake_case_name(cls.__name__) for cls in classes_of_parts() if _is_abstract(cls)}
     silent = (thing for thing, one in stated() if one == UNTESTED and thing.kind not in {"kernel", "framework"})
-    names = {str(Evidence(*thing[:2], under=thing.under)) for thing in silent if thing.name not in {*bases, "none"}}
+    names = {str(Evidence(*thing[:2], framework=thing.under)) for thing in silent if thing.name not in {*bases, "none"}}
     assert names == set(NOT_KNOWN)
 
 

@@ -21,9 +21,9 @@ FLAGS = [
     Flag(("--sizes",), "numbers"),
     Flag(("--compile",), "table"),
     Flag(("--split",), "text"),
-    Flag(("--eager",), "switch", off=("--graphs",)),
-    Flag(("--prefix",), "word", ("sha", "xxh"), bare="sha"),
-    Flag(("--lora",), "text", repeats=True),
+    Flag(("--eager",), "switch", off_spellings=("--graphs",)),
+    Flag(("--prefix",), "word", ("sha", "xxh"), value_if_bare="sha"),
+    Flag(("--lora",), "text", is_repeatable=True),
     Flag(("--port",), is_idle=True),
 ]
 

@@ -11,8 +11,8 @@ import pytest
 import llmcalc
 from llmcalc.plots import breakdown, roofline, servers
 from llmcalc.plots.figure import figure_bytes
-from llmcalc.reports.seconds import FACTORS, duration_unit
 from llmcalc.reports.serve import layout_text
+from llmcalc.reports.time_estimate import FACTORS, duration_unit
 from llmcalc.studies.server import LatencyLimits
 
 pytest.importorskip("matplotlib")
@@ -109,10 +109,10 @@ def test_the_front_and_the_load_are_those_of_the_answer() -> None:
     ).axes
     points = {line.get_label(): line for line in front_axes.lines}
     x, y = points["Pareto front"].get_data()
-    assert len(x) == len(answer.front)
+    assert len(x) == len(answer.pareto_front)
     assert list(x) == sorted(x)
     assert list(y) == sorted(y)
-    for index in {index for index, _ in answer.front}:
+    for index in {index for index, _ in answer.pareto_front}:
         curve = points[layout_text(answer.servers[index])]
         assert list(curve.get_ydata()) == [point.per_device for point in answer.curves[index]]
     chosen = answer.chosen
@@ -126,7 +126,7 @@ def test_without_a_server_that_keeps_the_limits_the_best_one_is_drawn() -> None:
     answer = llmcalc.serve("llama3-8b", **SERVED, devices=1, tpot="1ms").result
     assert answer.chosen is None
     figure = servers.plot_servers("title", "aside", answer, LatencyLimits(tpot=1e-3))
-    assert servers.shown_server_index(answer) == answer.front[-1][0]
+    assert servers.shown_server_index(answer) == answer.pareto_front[-1][0]
     assert not any("chosen" in str(line.get_label()) for line in figure.axes[0].lines)
 
 

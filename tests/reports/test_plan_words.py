@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from llmcalc.parallel.layout import Layout
-from llmcalc.reports.share import candidate_cell, shared_layout_words
+from llmcalc.reports.rank_texts import candidate_cell, shared_layout_words
 from llmcalc.studies.layout_candidates import Candidate
 
 

@@ -30,7 +30,7 @@ from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies import compare
-from llmcalc.studies.rules import flop_rules_for
+from llmcalc.studies.flop_rules import flop_rules_for
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import FormulaSetting
 from tests.builders import kinds_of_parts, run_config, spec_of, verbs_of

@@ -26,7 +26,7 @@ from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load, load_config
 from llmcalc.sources.to_hf import find_config, to_config
 from llmcalc.sources.to_hf.classes import class_names
-from llmcalc.sources.to_hf.fields import FIELDS
+from llmcalc.sources.to_hf.config_fields import FIELDS
 from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.module_measurements import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ

@@ -15,9 +15,9 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of
-from llmcalc.frameworks.launch.windows import shell_text
+from llmcalc.frameworks.launch.windows_scripts import shell_text
 from llmcalc.frameworks.server_files.programs import program_of_image
-from llmcalc.sources.bounded import open_regular, read_bytes, require_few_elements
+from llmcalc.sources.bounded import open_regular_file, read_bytes, require_few_elements
 from llmcalc.sources.files import read_text
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.target import load
@@ -90,7 +90,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch:
     real = os.open
     monkeypatch.setattr(os, "open", lambda file, *more: real(pipe if file == path else file, *more))
     with pytest.raises(InputError, match="is not a regular file"):
-        open_regular(path, "a file")
+        open_regular_file(path, "a file")
 
 
 def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["a\0b.toml", "\ud800.toml", "a\0b/config.json", "a\0b.gguf", "\ud800.safetensors"])
 def test_paths_that_no_file_can_have(name: str) -> None:
     with pytest.raises(InputError, match="has a character that no path can have"):
-        open_regular(Path(name), "a file")
+        open_regular_file(Path(name), "a file")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])

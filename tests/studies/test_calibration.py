@@ -15,7 +15,7 @@ import pytest
 
 from llmcalc.errors import InputError
 from llmcalc.questions.durations import parse_duration
-from llmcalc.reports.seconds import duration_text
+from llmcalc.reports.time_estimate import duration_text
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration

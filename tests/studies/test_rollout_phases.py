@@ -193,7 +193,7 @@ def test_a_run_fits_over_all_its_phases(tmp_path: Path) -> None:
     file.write_text(OPENRLHF.replace("0.5 ", "0.95 "))
     answer = llmcalc.memory(launch=str(file), hardware=["h100"])
     assert not answer.ok
-    assert answer.fits[0].needed == max(phase.bytes for phase in answer.phases)
+    assert answer.fits[0].needed_bytes == max(phase.bytes for phase in answer.phases)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.costs.params import params
 from llmcalc.model import ModelSpec
-from llmcalc.studies.rules import (
+from llmcalc.studies.flop_rules import (
     FlopRule,
     ModelSizes,
     chinchilla_appendix_f,
@@ -83,7 +83,7 @@ def test_chinchilla_against_its_own_table(row: tuple[float, ...]) -> None:
 
 
 def test_chinchilla_counts_embedding_and_logits_alike() -> None:
-    d = ModelSizes(width=8, layers=1, heads=2, keys=8, feed_forward=32, vocab=100)
+    d = ModelSizes(width=8, layers=1, total_heads=2, total_key_width=8, feed_forward=32, vocab=100)
     without = ModelSizes(8, 1, 2, 8, 32, 0)
     assert chinchilla_appendix_f(d, 5) - chinchilla_appendix_f(without, 5) == 2 * (2 * 5 * 100 * 8)
 

@@ -12,7 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout
-from llmcalc.reports.memory_answer import DeviceUse
+from llmcalc.reports.memory_answer import DeviceMemoryAnswer
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.layout_candidates import Candidate, sorted_by_memory, sorted_by_time, ties_with_previous
 from llmcalc.studies.run_time import inference_formats
@@ -555,7 +555,7 @@ def test_a_token_reads_the_bits_of_the_layers_and_of_the_head(
 ) -> None:
     """The embedding, of which a token reads a row, was part of the mean: 5.7 bits of AWQ, 9.1 of FP8."""
     use = llmcalc.memory(model, phase="decode", seq=1024, quantize=scheme)
-    assert isinstance(use, DeviceUse)
+    assert isinstance(use, DeviceMemoryAnswer)
     formats = inference_formats(use.memory, 1024)
     assert formats.weight_bits == pytest.approx(weight_bits, rel=2e-3)
     assert formats.head_bits == pytest.approx(head_bits, rel=1e-6)
@@ -570,7 +570,7 @@ def test_published_blocks_of_scales_are_those_of_products(
 ) -> None:
     """DeepSeek-V3's weights have a scale for each 128 x 128 (weight_block_size of its config)."""
     use = llmcalc.memory(model, phase="decode", seq=1024, quantize=scheme)
-    assert isinstance(use, DeviceUse)
+    assert isinstance(use, DeviceMemoryAnswer)
     assert inference_formats(use.memory, 1024).has_block_scales is has_block_scales
 
 

@@ -84,7 +84,7 @@ def test_tokens_per_second_grow_with_users(servers: StudiedServers) -> None:
 
 def test_no_server_of_the_front_is_dominated(servers: StudiedServers) -> None:
     points = {(i, point.concurrency): point for i, curve in enumerate(servers.curves) for point in curve}
-    front = [points[key] for key in servers.front]
+    front = [points[key] for key in servers.pareto_front]
     for kept in front:
         for point in points.values():
             assert not (point.load.tpot < kept.load.tpot and point.per_device > kept.per_device)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from llmcalc.reports.measured import report
+from llmcalc.reports.measured_params import report
 from llmcalc.witnesses.measured_modules import ModuleSize, measured_tree
 from tests.families import shapes_of
 

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from ...plots.pictures import time_picture
-from ..time_options import TimedRun, add_timed_run_options
+from ..time_options import TimedRunOptions, add_timed_run_options
 from .files import PaperColumns, Picture, write_picture
 
 
 @add_timed_run_options
 def command(
     output: Picture,
-    timed_run: TimedRun,
+    timed_run: TimedRunOptions,
     by_node: Annotated[
         int, typer.Option(metavar="DEPTH", help="Levels of the model's nodes that are drawn.", min=1, max=8)
     ] = 3,

@@ -158,7 +158,7 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_if_set(config, REFUSED)
         _check_trained_patterns(reader, config)
         add_noise_note(reader, config)
-        reader.expandable = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
+        reader.requests_expandable_segments = True  # utils/__init__.py, `set_pytorch_cuda_alloc_conf`
         if config.get("expert_parallel_size") not in (None, 1, 0):
             reader.unknown["expert_parallel_size"] = "it is modelled as 1"
         _check_published_format(reader, config)

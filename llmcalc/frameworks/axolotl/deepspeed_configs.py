@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
+from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 
 BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 

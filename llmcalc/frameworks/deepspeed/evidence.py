@@ -13,7 +13,7 @@ EVIDENCE = FrameworkEvidence(
     witness=PROCESSES,
     parts=dict.fromkeys(LLAMA_PARTS, PROCESSES),
     optimizers={"adamw": PROCESSES},
-    rest=source_code_witness(
+    other_witness=source_code_witness(
         "deepspeed/runtime/zero, which treats all parameters alike", "tests/frameworks/deepspeed/test_deepspeed.py"
     ),
 )

@@ -21,8 +21,10 @@ def read_draft(draft_model: str | Preset, draft_flag: str, expected_draft: str) 
         )
         if preset_by_name is not None:  # a folder of another machine
             preset_name = preset_by_name.name
-            problem = f"the draft model, {shown(draft_model)}, is not here; by its name it is the preset {preset_name}"
-            return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, problem)})
+            problem_text = (
+                f"the draft model, {shown(draft_model)}, is not here; by its name it is the preset {preset_name}"
+            )
+            return preset_by_name.model_copy(update={"notes": (*preset_by_name.notes, problem_text)})
         raise InputError(
             f"{draft_flag} {shown(draft_model)}: cannot be read ({str(error)[:200]}); expected a preset, "
             f"{expected_draft}"

@@ -153,7 +153,7 @@ class Engine:
         flags.
     layouts: (server, most devices) → flags of layouts with more devices and their `EngineMemory`, the fewest first.
     flags_by_option: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
-    other_ways: option of llmcalc that the engine lacks → what says the same, as users type it.
+    alternatives_by_option: option of llmcalc that the engine lacks → what says the same, as users type it.
     flag_of: term → the flag that changes it.
     serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
         longest request); default the flag of the length.
@@ -189,7 +189,7 @@ class Engine:
     flag_changes: LazyFunction
     layouts: LazyFunction
     flags_by_option: Mapping[str, str] = field(default_factory=dict)
-    other_ways: Mapping[str, str] = field(default_factory=dict)
+    alternatives_by_option: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
     serving_flags: LazyFunction | None = None
     model_check: LazyFunction | None = None

@@ -43,9 +43,9 @@ class Flag(NamedTuple):
     kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), ratio, gib, switch (no value),
         word, text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
     words: the values that are modelled, for a word; words that may stand for a number.
-    bare: the value of a flag that is written without one, for a word; empty if it needs a value.
-    repeats: whether it may be written several times, with the values joined by commas.
-    off: spellings that turn a switch off, beside its name behind `--no-`.
+    value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
+    is_repeatable: whether it may be written several times, with the values joined by commas.
+    off_spellings: spellings that turn a switch off, beside its name behind `--no-`.
     refused: why the flag is not modelled, in words; empty if it is.
     is_idle: whether it changes no memory of the device.
     least, most: bounds of a number.
@@ -59,9 +59,9 @@ class Flag(NamedTuple):
     is_idle: bool = False
     least: int = 1
     most: int = LARGEST_NUMBER
-    bare: str = ""
-    repeats: bool = False
-    off: tuple[str, ...] = ()
+    value_if_bare: str = ""
+    is_repeatable: bool = False
+    off_spellings: tuple[str, ...] = ()
     key_kinds: tuple[tuple[str, FlagKind], ...] = ()
 
     @property
@@ -309,7 +309,9 @@ def read_flag_values(
             suggestion = _suggested_equivalent(typed_flag, flags_by_name) or suggestion
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         flag = flags_by_keyword[flag_name]
-        needs_value = flag.kind in VALUE_KINDS and not (flag.bare or flag.off or flag.refused or flag.is_idle)
+        needs_value = flag.kind in VALUE_KINDS and not (
+            flag.value_if_bare or flag.off_spellings or flag.refused or flag.is_idle
+        )
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
@@ -322,11 +324,11 @@ def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> 
     """Returns a suggestion of the engine's flag that has the meaning of another engine's; empty without one."""
     typed_flag = with_hyphens(flag_name)
     equivalents = (
-        spelling
+        flag_spelling
         for flag_group in SAME_MEANING
         if typed_flag in flag_group
-        for spelling in flag_group
-        if spelling in flags_by_name
+        for flag_spelling in flag_group
+        if flag_spelling in flags_by_name
     )
     equivalent_flag = next(equivalents, "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"
@@ -471,7 +473,7 @@ def split_arguments(
         else:
             flag_values[flag.field_name] = (
                 f"{flag_values[flag.field_name]},{flag_value}"
-                if flag.repeats and flag.field_name in flag_values
+                if flag.is_repeatable and flag.field_name in flag_values
                 else flag_value
             )
     return remaining_arguments, flag_values
@@ -504,7 +506,7 @@ def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag],
     )
     if flag is not None and flag.kind == "switch":
         return flag
-    return next((flag for flag in flags if flag_name in flag.off), None)
+    return next((flag for flag in flags if flag_name in flag.off_spellings), None)
 
 
 def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
@@ -514,8 +516,8 @@ def _take_value(flag_name: str, flag: Flag, argument_queue: deque[str]) -> Any:
         return argument_queue.popleft() if next_argument in ("true", "false") else True
     if flag.kind in ("list", "numbers"):
         return " ".join(_take_values(argument_queue))
-    if flag.bare and next_argument not in flag.words:
-        return flag.bare
+    if flag.value_if_bare and next_argument not in flag.words:
+        return flag.value_if_bare
     if not argument_queue:
         raise InputError(f"{flag_name}: the value is missing")
     return argument_queue.popleft()

@@ -28,14 +28,14 @@ def layouts_of(
     memory_function: server → its memory. device_limit: the largest number of devices.
     tensor_limit: devices of a machine, which divide each matrix. allows_stages: whether more devices become stages.
     """
-    tensor_field, stage_field = server.layout_fields[:2]
-    tensor_degree, typed_stage_count = server.flags.get(tensor_field), server.flags.get(stage_field)
+    tp_field, pp_field = server.layout_fields[:2]
+    tp_size, typed_stage_count = server.flags.get(tp_field), server.flags.get(pp_field)
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
     for tp in (
-        [tensor_degree]
-        if tensor_degree
+        [tp_size]
+        if tp_size
         else [parallel_size for parallel_size in powers_of_two[::-1] if parallel_size <= tensor_limit]
     ):
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
@@ -43,7 +43,7 @@ def layouts_of(
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))
     for _, parallel_sizes in sorted(sizes_by_devices.items()):
         for tp, pp in parallel_sizes:
-            flags = {size_field: degree for size_field, degree in ((tensor_field, tp), (stage_field, pp)) if degree > 1}
+            flags = {size_field: degree for size_field, degree in ((tp_field, tp), (pp_field, pp)) if degree > 1}
             try:
                 layout_memory = memory_function(server.with_flags(**flags))
             except InputError as error:

@@ -137,9 +137,9 @@ class EngineRank:
         rank_key = (type(self), id(self.preset), *field_values)
         if len(_shared_ranks) >= MAX_SHARED_RANKS:
             _shared_ranks.clear()
-        rank = _shared_ranks.setdefault(rank_key, self)
-        assert isinstance(rank, type(self))
-        return rank
+        shared_rank = _shared_ranks.setdefault(rank_key, self)
+        assert isinstance(shared_rank, type(self))
+        return shared_rank
 
     @cached_property
     def model(self) -> RankModel:
@@ -255,8 +255,10 @@ class EngineRank:
         path_names = None if checkpoint is None else checkpoint.names(model.tree(), model.kind)
         for weight in weight_tensors_of(model.tree(), included_parts, first_copies=True):
             tensor_shapes = whole_shapes.get(replace_numbers(weight.path), {})
-            is_unchecked = weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
-            if is_unchecked or not tensor_shapes or weight.tensor.shape in tensor_shapes:
+            is_unchecked_projection = (
+                weight.path.rpartition(".")[2] in unchecked_projections and ".experts." not in weight.path
+            )
+            if is_unchecked_projection or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
             refusal_reasons = [

@@ -167,7 +167,11 @@ class EngineServer:
 
     def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
         """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
-        stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
+        stated_layers = [
+            int(layer_count_text)
+            for layer_count_text in stages_text.split(",")
+            if re.fullmatch(r" *[0-9]{1,5} *", layer_count_text)
+        ]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
                 f"{self.stages_variable}={shown(stages_text)}: expected the layers of each stage, such as 16,32"

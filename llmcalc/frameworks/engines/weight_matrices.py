@@ -26,8 +26,8 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 """Name of a projection → the name of the matrix that it is a part of."""
 
 
-def segment_rests(rank: EngineRank) -> Counter[int]:
-    """Returns the bytes of segments beside the rank's large text weights → number of such segments.
+def segment_remainders(rank: EngineRank) -> Counter[int]:
+    """Returns the unused bytes of an allocator segment beside a large weight matrix → number of such segments.
 
     Empty if the sizes on ranks are not known, because they divide blocks with one scale.
     """
@@ -45,11 +45,11 @@ def segment_rests(rank: EngineRank) -> Counter[int]:
 
 
 def unsplit_bytes(rank: EngineRank) -> int:
-    """Returns the bytes beside the rank's weights that torch counts as allocated with them."""
+    """Returns the remainders of segments that torch's allocator does not split off, and so counts as allocated."""
     return sum(
-        rest_bytes * segments
-        for rest_bytes, segments in segment_rests(rank).items()
-        if rest_bytes <= MOST_UNSPLIT_BYTES
+        remainder_bytes * segments
+        for remainder_bytes, segments in segment_remainders(rank).items()
+        if remainder_bytes <= MOST_UNSPLIT_BYTES
     )
 
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...sources.huggingface.family import field_names
-from ..launch.auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.deepspeed_auto_values import AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, reader_of
 from ..launch.trainer import known_argument_names, launch_as_trainer
 from ..launch.trainer_scripts import SIGNS

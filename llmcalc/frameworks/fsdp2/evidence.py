@@ -25,7 +25,7 @@ def _evidence_by_test(
         witness=witness,
         parts=dict.fromkeys(part_names, witness),
         optimizers=dict.fromkeys(optimizer_names, witness),
-        rest=source_code_witness(source_text, test_name),
+        other_witness=source_code_witness(source_text, test_name),
     )
 
 

@@ -31,6 +31,6 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         tuple(memory_terms),
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
-        total=log_values.last_size("total"),
+        total_bytes=log_values.last_size("total"),
         oom_flag="--training.local_batch_size",
     )

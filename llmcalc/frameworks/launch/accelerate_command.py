@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import InputError
 from ..argument_names import keyword_of
-from .auto_values import AUTO_BATCH, AUTO_FORMATS
 from .command_line import arguments_of, plain_value
+from .deepspeed_auto_values import AUTO_BATCH, AUTO_FORMATS
 from .record import LaunchSource, ReadText, Table
 from .unresolved import is_unresolved, printable, unresolved_reason
 from .yaml_text import parse_yaml
@@ -130,10 +130,21 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
     """
     launcher_arguments = trainer_arguments(source_file)
     for replaced_keys in (FRAMEWORK_KEYS, PRECISION_KEYS):
-        is_stated = any(config.get(key) not in (None, "", []) for key in replaced_keys)
+        is_stated = any(config.get(argument_name) not in (None, "", []) for argument_name in replaced_keys)
         if is_stated or (replaced_keys is PRECISION_KEYS and not sets_precision):
-            launcher_arguments = {key: value for key, value in launcher_arguments.items() if key not in replaced_keys}
-    return {**config, **{key: value for key, value in launcher_arguments.items() if config.get(key) is None}}
+            launcher_arguments = {
+                argument_name: value
+                for argument_name, value in launcher_arguments.items()
+                if argument_name not in replaced_keys
+            }
+    return {
+        **config,
+        **{
+            argument_name: value
+            for argument_name, value in launcher_arguments.items()
+            if config.get(argument_name) is None
+        },
+    }
 
 
 def _deepspeed_config(config: Any) -> Any:

@@ -102,7 +102,7 @@ TOKENS = re.compile(
 def _last_components(pattern_text: str) -> Iterator[str]:
     """Yields the last components of the paths that a regular expression matches. Raises `ValueError`."""
     for alternative in _split_alternatives(pattern_text):
-        piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
+        alternatives_by_piece: list[list[str]] = []  # after the last dot: the alternatives of each piece
         text_position, earlier_text = 0, ""
         while text_position < len(alternative):
             if alternative[text_position] == "(":
@@ -112,24 +112,24 @@ def _last_components(pattern_text: str) -> Iterator[str]:
                 has_quantifier = text_position < len(alternative) and alternative[text_position] in "?*+"
                 text_position += has_quantifier
                 if "." in group_text and not has_quantifier:
-                    piece_alternatives = [list(_last_components(group_text))]
+                    alternatives_by_piece = [list(_last_components(group_text))]
                 elif not has_quantifier:
-                    piece_alternatives.append(_split_alternatives(group_text))
+                    alternatives_by_piece.append(_split_alternatives(group_text))
                 continue
             token_match = TOKENS.match(alternative, text_position)
             if token_match is None:
                 raise ValueError(alternative)
             earlier_text, text_position = earlier_text + token_match[0], token_match.end()
             if token_match["dot"]:
-                piece_alternatives = []
+                alternatives_by_piece = []
             elif token_match["word"]:
-                piece_alternatives.append([token_match["word"]])
+                alternatives_by_piece.append([token_match["word"]])
             elif token_match["set"] and re.fullmatch(r"\[\w+\]", token_match["set"]):
-                piece_alternatives.append(list(token_match["set"][1:-1]))
+                alternatives_by_piece.append(list(token_match["set"][1:-1]))
             elif token_match["any"] or token_match["set"]:
-                piece_alternatives.append([])
-        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and piece_alternatives:
-            for combination_number, piece_texts in enumerate(product(*piece_alternatives)):
+                alternatives_by_piece.append([])
+        if not any(encoder_name in earlier_text for encoder_name in ENCODERS) and alternatives_by_piece:
+            for combination_number, piece_texts in enumerate(product(*alternatives_by_piece)):
                 if combination_number >= MOST:
                     raise ValueError(pattern_text)
                 yield "".join(piece_texts)

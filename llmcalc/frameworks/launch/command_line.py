@@ -144,7 +144,7 @@ TORCHTITAN_SCRIPTS = ("run_train.sh", "run_llama_train.sh")
 def command_line(command: ShellCommand) -> CommandLine | None:
     """Returns a command's launcher, program and arguments; None unless it starts Python or a known program."""
     command_words = list(command.words)
-    line_and_loops = (command.line, command.loops)
+    line_and_loops = (command.line, command.loop_values)
     for i, command_word in enumerate(command_words):
         file_name = command_word.rpartition("/")[2]
         if file_name in TORCHTITAN_SCRIPTS and command.env.get("CONFIG_FILE"):

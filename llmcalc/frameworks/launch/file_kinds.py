@@ -38,7 +38,7 @@ TRAINER = LaunchFile(
 
 
 class CommandFunctions(TypedDict):
-    """The functions of a file `command.py`, as `_program_file` takes them."""
+    """The functions of a program's `command.py` that recognize and read its commands."""
 
     runs: str
     read_command: str

@@ -98,7 +98,7 @@ def colocated_rollout(
     completion_length = reader.integer(config, "max_completion_length", 512)
     sequences = integer_of(reader, "batch", launched_run.settings["batch"])
     is_colocated = _colocates_engine(config)
-    is_divided = launched_run.layout.zero == 3
+    is_weight_sharded = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
     element_bytes = 2 if launched_run.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
     has_master_weights = launched_run.settings.get("master_weights") == "none"
@@ -109,12 +109,12 @@ def colocated_rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
         flags=_engine_flags(reader, config, sequences, launched_run, memory_share, max_tokens) if is_colocated else {},
-        sleeps=is_colocated and engine_sleeps,
+        sleeps_while_idle=is_colocated and engine_sleeps,
         offloaded=offloaded_states if is_colocated else frozenset(),
         reference=AdditionalModel(
             "device" if has_reference else "none",
             reference_bytes or (element_bytes if has_master_weights else 4),
-            launched_run.layout.dp if is_divided else 1,
+            launched_run.layout.dp if is_weight_sharded else 1,
         ),
         sequences=sequences,
         tokens=int(launched_run.settings.get("seq", completion_length)),

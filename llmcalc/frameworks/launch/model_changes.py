@@ -1,4 +1,4 @@
-"""Finds what a Python file does to its model beside loading it, from the syntax tree: formats, freezing, adapters.
+"""Finds changes that a Python file makes to its loaded model, from the syntax tree: formats, freezing, adapters.
 
 A change that readers of Python files model is an argument of the Trainer; any other is an unknown argument, so that a
 run is never counted as if the file had left its model alone. Sources: PEFT 0.18 (peft/tuners/*/config.py), transformers
@@ -68,7 +68,7 @@ FROZEN = "parameters that the file freezes are counted as trained"
 
 @dataclass
 class ModelChanges:
-    """What a Python file does to its model.
+    """The changes that a Python file makes to its model.
 
     arguments: equivalent arguments of the Trainer.
     unknown: change → why it is not modelled.
@@ -81,38 +81,40 @@ class ModelChanges:
 
 
 def changes_of_model(
-    syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
+    syntax_tree: ast.Module, call_nodes: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> ModelChanges:
-    """Returns what a Python file does to its model.
+    """Returns the changes that a Python file makes to its model, such as freezing or adapters.
 
-    calls: the calls of the file, by line.
+    call_nodes: the calls of the file, by line.
     lora_arguments: the arguments of `LoraConfig`, or of a function that adds adapters, that the reader knows.
     """
-    changes = ModelChanges()
+    model_changes = ModelChanges()
     models = _model_names(syntax_tree)
-    _add_adapters(changes, syntax_tree, calls, lora_arguments)
-    _add_optimizer(changes, syntax_tree, calls)
-    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in calls)
+    _add_adapters(model_changes, syntax_tree, call_nodes, lora_arguments)
+    _add_optimizer(model_changes, syntax_tree, call_nodes)
+    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
-        changes.unknown["requires_grad"] = FROZEN
-    for call in calls:
-        _add_conversion(changes, call, models)
-        _add_head(changes, call)
-    _add_sizes(changes, syntax_tree, calls)
+        model_changes.unknown["requires_grad"] = FROZEN
+    for call in call_nodes:
+        _add_conversion(model_changes, call, models)
+        _add_head(model_changes, call)
+    _add_sizes(model_changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, models) for statement in ast.walk(syntax_tree)):
-        changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
-    if any(_called_name(call) == "resize_token_embeddings" for call in calls):
-        changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
-    return changes
+        model_changes.unknown["layers"] = "the file replaces layers of the model; expected TARGET with --set"
+    if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
+        model_changes.notes.append(
+            "resize_token_embeddings: the embedding is counted with the rows of the model's config"
+        )
+    return model_changes
 
 
 def _called_name(call: ast.Call) -> str:
-    """Returns the last component of a called function's name, also of a method of what another call returns."""
+    """Returns the last component of a called function's name: `to` for both `model.to(…)` and `load(…).to(…)`."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
 
 
 def _is_model_call(expression: ast.expr) -> bool:
-    """Whether an expression gives the trained model: a call that loads, converts or adapts it."""
+    """Whether an expression returns the trained model: a call that loads or converts the model, or adds adapters."""
     while isinstance(expression, ast.Call):
         called_name = dotted_name_of(expression.func)
         method = called_name.rpartition(".")[2]
@@ -123,7 +125,7 @@ def _is_model_call(expression: ast.expr) -> bool:
 
 
 def _model_names(syntax_tree: ast.Module) -> set[str]:
-    """Returns the variables that hold the trained model."""
+    """Returns the names of the variables to which the trained model is assigned."""
     assignments = [
         node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
     ]
@@ -137,7 +139,7 @@ def _model_names(syntax_tree: ast.Module) -> set[str]:
 
 
 def _add_adapters(
-    changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
+    model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
     """Records adapters of other kinds than LoRA, and arguments of LoRA that change sizes."""
     imports = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
@@ -147,10 +149,10 @@ def _add_adapters(
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
             for keyword in call.keywords:
                 if keyword.arg and keyword.arg not in {*lora_arguments, *LORA_IDLE} and not _is_unset(keyword.value):
-                    changes.unknown[keyword.arg] = f"{class_name} is modelled without"
+                    model_changes.unknown[keyword.arg] = f"{class_name} is modelled without"
         is_peft_class = class_name in peft_names or called_name == f"peft.{class_name}"
         if is_peft_class and class_name.endswith("Config") and class_name not in ADAPTER_PARTS:
-            changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
+            model_changes.unknown[class_name] = "PEFT's adapters other than LoRA are not modelled"
 
 
 def _is_unset(value_node: ast.expr) -> bool:
@@ -162,8 +164,8 @@ def _is_unset(value_node: ast.expr) -> bool:
     return isinstance(value_node, ast.Constant) and value_node.value in (None, False, "none", "", 0)
 
 
-def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
-    """Records an optimizer that the file creates and gives the trainer, which then creates none by `optim`."""
+def _add_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+    """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
         target.id: _called_name(node.value)
         for node in ast.walk(syntax_tree)
@@ -172,18 +174,22 @@ def _add_optimizer(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequen
         if isinstance(target, ast.Name)
     }
     for call in calls:
-        pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
-        if not _called_name(call).endswith("Trainer") or not isinstance(pair, ast.Tuple | ast.List) or not pair.elts:
+        argument_pair = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+        if (
+            not _called_name(call).endswith("Trainer")
+            or not isinstance(argument_pair, ast.Tuple | ast.List)
+            or not argument_pair.elts
+        ):
             continue
-        optimizer = pair.elts[0]
+        optimizer = argument_pair.elts[0]
         if isinstance(optimizer, ast.Constant) and optimizer.value is None:
             continue
         class_name = _called_name(optimizer) if isinstance(optimizer, ast.Call) else ""
         class_name = class_name or created_optimizers.get(dotted_name_of(optimizer), "")
         if class_name in OPTIMIZER_CLASSES:
-            changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
+            model_changes.arguments["optim"] = OPTIMIZER_CLASSES[class_name]
         else:
-            changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
+            model_changes.unknown["optimizers"] = f"{class_name or 'an optimizer of the file'} is not modelled"
 
 
 def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
@@ -210,38 +216,38 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _is_of_trained_model(owner_node: ast.expr) -> bool:
-    """Whether no name in an expression is that of a model beside the trained one."""
+    """Whether an expression names only the trained model, and no other model such as a reference model."""
     node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
     return not any(map(OTHER_MODELS.search, node_names))
 
 
-def _add_conversion(changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:
+def _add_conversion(model_changes: ModelChanges, call: ast.Call, models: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
     if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in models:
-        changes.arguments["torch_compile"] = True
+        model_changes.arguments["torch_compile"] = True
     if not isinstance(call.func, ast.Attribute):
         return
     owner_node = call.func.value
     if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in models)):
         return
     if call.func.attr in FORMATS and not call.args:
-        changes.arguments["dtype"] = FORMATS[call.func.attr]
+        model_changes.arguments["dtype"] = FORMATS[call.func.attr]
     if call.func.attr == "to":
         value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
         for format_name in (dotted_name_of(value).removeprefix("torch.") for value in value_nodes):
             if format_name in FORMATS.values():
-                changes.arguments["dtype"] = format_name
+                model_changes.arguments["dtype"] = format_name
 
 
-def _add_head(changes: ModelChanges, call: ast.Call) -> None:
+def _add_head(model_changes: ModelChanges, call: ast.Call) -> None:
     """Records a class that loads the model with another head than that of a language model."""
     class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if HEADS.fullmatch(class_name) is not None:
-        changes.unknown[class_name] = OTHER_HEAD
+        model_changes.unknown[class_name] = OTHER_HEAD
 
 
-def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
-    """Records sizes that the file gives a published configuration, as arguments or as attributes."""
+def _add_sizes(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
+    """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
     for call in calls:
         if _called_name(call) in ("from_pretrained", "from_config"):
@@ -257,7 +263,9 @@ def _add_sizes(changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[a
     }
     if new_sizes:
         settings = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())
-        changes.unknown[next(iter(new_sizes))] = f"the file changes the model's sizes; expected TARGET with {settings}"
+        model_changes.unknown[next(iter(new_sizes))] = (
+            f"the file changes the model's sizes; expected TARGET with {settings}"
+        )
 
 
 def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
@@ -267,7 +275,7 @@ def _replaces_layers(statement: ast.AST, models: Collection[str]) -> bool:
         targets = statement.targets
     for target in targets:
         target_node = target.value if isinstance(target, ast.Subscript) else target
-        first_name, _, path = dotted_name_of(target_node).partition(".")
-        if first_name in models and path.rpartition(".")[2] in LAYER_LISTS:
+        owner_name, _, path = dotted_name_of(target_node).partition(".")
+        if owner_name in models and path.rpartition(".")[2] in LAYER_LISTS:
             return True
     return False

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import InputError
 from ...sources.files import parse_json, read_text
 from .python_source import constants
-from .windows import shell_text
+from .windows_scripts import shell_text
 from .yaml_text import LARGEST
 
 ENDING = ".ipynb"
@@ -97,8 +97,8 @@ def _code_cells(notebook: Any, name_in_errors: str) -> Iterator[str]:
         if not isinstance(cell, Mapping) or cell.get("cell_type") != "code":
             continue
         cell_source = cell.get("source", cell.get("input", ""))
-        lines = cell_source if isinstance(cell_source, list) else [cell_source]
-        yield "".join(line for line in lines if isinstance(line, str))
+        cell_lines = cell_source if isinstance(cell_source, list) else [cell_source]
+        yield "".join(cell_line for cell_line in cell_lines if isinstance(cell_line, str))
 
 
 def _python_of_cell(cell: str) -> str:

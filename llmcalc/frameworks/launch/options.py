@@ -97,9 +97,11 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     """
     layout_options = {option: option_value for option, option_value in options.items() if option in LAYOUT_OPTIONS}
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
-    dropped_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
+    unsupported_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
     option_values = {
-        option: option_value for option, option_value in launched_run.settings.items() if option not in dropped_options
+        option: option_value
+        for option, option_value in launched_run.settings.items()
+        if option not in unsupported_options
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")

@@ -242,8 +242,10 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
         return {}
     if len(target_node.elts) != len(value_node.elts):
         return {}
-    pairs = zip(target_node.elts, value_node.elts, strict=True)
-    return {name.id: value_of(element, known_values) for name, element in pairs if isinstance(name, ast.Name)}
+    names_and_values = zip(target_node.elts, value_node.elts, strict=True)
+    return {
+        name.id: value_of(element, known_values) for name, element in names_and_values if isinstance(name, ast.Name)
+    }
 
 
 def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:

@@ -38,7 +38,7 @@ from .shell import read_script
 from .shell_words import ShellCommand, ShellScript
 from .slurm import devices_of_machine
 from .unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
-from .windows import posix_paths
+from .windows_scripts import posix_paths
 from .yaml_text import LARGEST, parse_braces, parse_yaml
 
 SERVER_FILES = "; of servers (vLLM, SGLang, llama.cpp, …) memory and fit read scripts, compose files and manifests"
@@ -213,18 +213,23 @@ WRAPPERS = {
 
 
 def _training_loop_advice(file_text: str) -> str:
-    """Returns what to type for a Python file with a training loop of its own, with the model that it names."""
+    """Returns advice for a Python file with a custom training loop: the command to type, with the file's model."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
-    target_word = "TARGET" if loaded_model is None else loaded_model[1]
-    options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
-    return f"{target_word} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
+    model_target = "TARGET" if loaded_model is None else loaded_model[1]
+    options = next(
+        (options for program_pattern, options in WRAPPERS.items() if re.search(program_pattern, file_text)), ""
+    )
+    return f"{model_target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
 @cache
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
-    launchers = (framework(folder).launcher for folder in NAMES)
-    commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
+    launchers = (framework(program_folder).launcher for program_folder in NAMES)
+    commands = (
+        rf"{program_folder}\s+({'|'.join(command_verbs)})" if command_verbs else program_folder
+        for program_folder, command_verbs in CONSOLE_PROGRAMS.items()
+    )
     program_regex = "|".join(
         (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
     )
@@ -237,7 +242,7 @@ def starts_python(file_text: str) -> bool:
 
 
 def _is_script(file_text: str) -> bool:
-    """Whether a text is a shell script, which starts Python and has arguments or variables."""
+    """Whether a text is a shell script that starts Python with arguments or variables."""
     if not starts_python(file_text) or not re.search(
         r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]++=)|\S\.ya?ml\b", file_text
     ):
@@ -307,10 +312,11 @@ def _read_script(
         return _read_training_command(script, source_file, batch, options)
     except InputError as error:
         error_text = str(error)
-        if not script.missing or "known only when" not in error_text or "is argument " in error_text:
+        if not script.missing_argument or "known only when" not in error_text or "is argument " in error_text:
             raise
         raise InputError(
-            f"{error_text}; the script takes arguments, as in --launch '{source_file.where} ARG1 … ARG{script.missing}'"
+            f"{error_text}; the script takes arguments, as in --launch "
+            f"'{source_file.where} ARG1 … ARG{script.missing_argument}'"
         ) from None
 
 
@@ -324,7 +330,7 @@ def _read_training_command(
     )
     command_lines = _program_lines(script.commands)
     env_by_line = {command.line: command.env for command in script.commands}
-    readable_source = _with_written_files(source_file, script.files)
+    readable_source = _with_written_files(source_file, script.written_files)
 
     def source_of_command(command_line: CommandLine) -> LaunchSource:
         """Returns the launch file's name, environment and number of devices for one command."""
@@ -334,27 +340,27 @@ def _read_training_command(
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
         launcher_words = [*batch, *command_line.launcher]
-        fills_machines = starts_on_every_device(command_line)
+        starts_on_all_devices = starts_on_every_device(command_line)
         world_size = source_file.world_size or process_count(
-            launcher_words, source_env, are_processes=not fills_machines
+            launcher_words, source_env, counts_processes=not starts_on_all_devices
         )
         if world_size is None:
             launcher_config = config_table(command_line.launcher, name_in_errors, readable_source.read_text)
             world_size = process_count_of(launcher_config)
-        if world_size is None and fills_machines:
+        if world_size is None and starts_on_all_devices:
             world_size = visible_process_count(launcher_words, source_env)
         skipped_variables = {
             printable(command_word)
             for previous_word, command_word in pairwise(command_line.words)
             if is_unset_variable(command_word) and not previous_word.startswith("--")
         }
-        unset_variables = sorted(script.unset | skipped_variables)
+        unset_variables = sorted(script.unset_variables | skipped_variables)
         return replace(
             readable_source,
             world_size=world_size,
             env=source_env,
-            script=command_line.program,
-            unset=unset_variables,
+            script_name=command_line.program,
+            unset_variables=unset_variables,
             launcher=command_line.launcher,
             devices_typed=source_file.world_size is not None,
             unset_count_variables=unset_count_variables(command_line.launcher) if world_size is None else (),
@@ -485,10 +491,14 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
         return program_commands[0]
     loop_values_by_variable: dict[str, list[str]] = {}
     for program_command in program_commands:
-        for variable, loop_value in program_command.loops:
+        for variable, loop_value in program_command.loop_values:
             loop_values_by_variable.setdefault(variable, []).append(loop_value)
-    loops = {variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()}
-    varying_loops = {variable: loop_values for variable, loop_values in loops.items() if len(loop_values) > 1}
+    loop_values_of_variable = {
+        variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
+    }
+    varying_loops = {
+        variable: loop_values for variable, loop_values in loop_values_of_variable.items() if len(loop_values) > 1
+    }
     line_numbers = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         pinned_variables = " ".join(
@@ -532,7 +542,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
     A name that the script leaves open stands in a text as the script writes it, and is an error in a table.
     """
-    read_file, fetch_table = source_file.read_text, source_file.fetch
+    read_file, fetch_table = source_file.read_text, source_file.fetch_table
     if not written_files or read_file is None or fetch_table is None:
         return source_file
 
@@ -550,14 +560,16 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
             raise InputError(f"{error_name}: {unresolved_reason(unknown_word)}")
         return _parse_table(file_text, error_name)
 
-    return replace(source_file, read_text=read_text_file, fetch=read_table)
+    return replace(source_file, read_text=read_text_file, fetch_table=read_table)
 
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
-        program_line if (kind := _kind_with_launcher(program_line)) is None else kind.with_launcher(program_line)
+        program_line
+        if (file_kind := _kind_with_launcher(program_line)) is None
+        else file_kind.with_launcher(program_line)
         for program_line in program_lines
     ]
 
@@ -565,12 +577,19 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
 def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
     installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
-    return next((kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program), None)
+    return next(
+        (
+            file_kind
+            for file_kind in launch_file_kinds()
+            if file_kind.launcher and file_kind.launcher == installed_program
+        ),
+        None,
+    )
 
 
 def _table_kind(command_line: CommandLine) -> LaunchFile | None:
-    """Returns the kind of files whose keys are the arguments of a command; None for other commands."""
-    return next((kind for kind in launch_file_kinds() if command_line.program in kind.commands), None)
+    """Returns the kind of config file whose keys are a command's arguments; None for other commands."""
+    return next((file_kind for file_kind in launch_file_kinds() if command_line.program in file_kind.commands), None)
 
 
 def _implied_values(command_line: CommandLine) -> Mapping[str, Any]:
@@ -624,7 +643,10 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
     return (
         ("accelerate", "launch") in pairwise(program_names)
         or _kind_with_launcher(command_line) is not None
-        or any(record.starts_on_every_device and record.launcher in program_names for record in map(framework, NAMES))
+        or any(
+            installed_program.starts_on_every_device and installed_program.launcher in program_names
+            for installed_program in map(framework, NAMES)
+        )
     )
 
 
@@ -640,9 +662,9 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
         return None
     machines_texts = [
         environment.get("NNODES", ""),
-        *(text for kind, text in _launcher_counts(launcher) if kind == "machines"),
+        *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
     ]
-    machines = [int(text) for text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", text)]
+    machines = [int(count_text) for count_text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)]
     return visible_count * (machines[-1] if machines else 1)
 
 
@@ -659,11 +681,11 @@ def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def process_count(launcher: list[str], environment: Mapping[str, str], *, are_processes: bool = True) -> int | None:
+def process_count(launcher: list[str], environment: Mapping[str, str], *, counts_processes: bool = True) -> int | None:
     """Returns the number of devices, processes per machine · machines, from a launcher's arguments.
 
     environment: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
-    are_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
+    counts_processes: whether a task of srun or mpirun is a process, instead of a launcher that starts others.
     """
     counts_by_kind: dict[str, int] = {}
     for variable_name, count_kind in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
@@ -678,7 +700,7 @@ def process_count(launcher: list[str], environment: Mapping[str, str], *, are_pr
         return counts_by_kind["all"]
     if "each" in counts_by_kind:
         return counts_by_kind["each"] * machine_count
-    if not are_processes:
+    if not counts_processes:
         return None
     if "tasks" in counts_by_kind:
         return counts_by_kind["tasks"]

@@ -64,7 +64,8 @@ class Launch:
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     end_stage_layers: layers of the first and of the last rank of a pipeline; None (default) for as many as others.
-    counted_ends: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's stages.
+    ends_counted_as_layers: whether the embedding, and whether the loss, takes the place of a layer in a pipeline's
+        stages.
     longest_samples: whether samples that may be shorter are counted at the file's longest; false by default.
     torch_attention: whether the program calls torch's attention, whose version chooses a kernel; default false. The
         settings then say `flash`, which keeps as much.
@@ -97,7 +98,7 @@ class Launch:
     frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
     end_stage_layers: tuple[int | None, int | None] = (None, None)
-    counted_ends: tuple[bool, bool] = (False, False)
+    ends_counted_as_layers: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
     torch_attention: bool = False
     written_options: Mapping[str, str] = field(default_factory=dict)
@@ -119,9 +120,9 @@ class Launch:
     def with_stage_sizes(self, layers: int) -> Launch:
         """Returns the run with the layers of each stage of its pipeline. layers: those of the model."""
         stage_count = self.layout.pp * self.layout.vpp
-        if any(self.counted_ends) and stage_count > 1 and self.layout.pp_layout is None:
+        if any(self.ends_counted_as_layers) and stage_count > 1 and self.layout.pp_layout is None:
             option_names = f"{self.where}: stages that count embedding or loss as a layer"
-            stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.counted_ends, option_names)
+            stage_sizes = stage_sizes_with_counted_ends(layers, stage_count, *self.ends_counted_as_layers, option_names)
             return replace(self, layout=replace(self.layout, pp_layout=stage_sizes))
         if self.end_stage_layers == (None, None):
             return self
@@ -187,12 +188,12 @@ class LaunchSource:
     where: the file's name in messages.
     world_size: number of devices; None (default) for that of the file, or the smallest that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
-    date: date of the framework's version; None (default) for the newest.
+    release_date: date of the framework's version; None (default) for the newest.
     gpu: name of the device; empty if unknown.
-    fetch: reads a file that this one names; None (default) if none can be read.
+    fetch_table: reads a file that this one names; None (default) if none can be read.
     env: environment variables outside of the file.
-    script: name of the Python file that a script runs.
-    unset: variables of a script that it does not set.
+    script_name: name of the Python file that a script runs.
+    unset_variables: variables of a script that it does not set.
     arguments: words that are typed behind the file's name.
     read_text: reads the text of a file that this one names; None (default) if none can be read.
     launcher: the words of a script's command before the program that it starts.
@@ -203,12 +204,12 @@ class LaunchSource:
     where: str
     world_size: int | None = None
     allow_unknown: bool = False
-    date: datetime.date | None = None
+    release_date: datetime.date | None = None
     gpu: str = ""
-    fetch: Fetch | None = None
+    fetch_table: Fetch | None = None
     env: Table = field(default_factory=dict)
-    script: str = ""
-    unset: Sequence[str] = ()
+    script_name: str = ""
+    unset_variables: Sequence[str] = ()
     arguments: Sequence[str] = ()
     read_text: ReadText | None = None
     launcher: Sequence[str] = ()
@@ -234,7 +235,7 @@ class CommandLine(NamedTuple):
     program: the name of the Python file or module, or of an installed program.
     words: the words after it.
     line: its line in the script.
-    loops: variables of the loops around it, with their values.
+    loop_values: variables of the loops around it, with their values.
     path: the path of the Python file, as the script writes it; empty for a module or an installed program.
     """
 
@@ -242,7 +243,7 @@ class CommandLine(NamedTuple):
     program: str
     words: Sequence[str]
     line: int = 1
-    loops: Sequence[tuple[str, str]] = ()
+    loop_values: Sequence[tuple[str, str]] = ()
     path: str = ""
 
 
@@ -331,7 +332,7 @@ DATA_NAME = re.compile(
 
 @dataclass
 class LaunchReader:
-    """The state of a launch file's reader: the file, and the notes collected so far.
+    """Reads values of a launch file, and collects notes, unknown and ignored arguments while reading.
 
     source: the file.
     unknown: argument → why it is not modelled.
@@ -340,9 +341,10 @@ class LaunchReader:
     written_options: option → the file's own argument with its value.
     filled_in: argument that the file leaves out → the program's default.
     frozen: a frozen copy of the trained model; None (default) without one.
-    expandable: whether the program asks torch's allocator for expandable segments, where the environment does not say;
-        false by default.
-    end_stage_layers, counted_ends, longest_samples, torch_attention, score_labels, logits_per_chunk: as in `Launch`.
+    requests_expandable_segments: whether the program asks torch's allocator for expandable segments, where the
+        environment does not say; false by default.
+    end_stage_layers, ends_counted_as_layers, longest_samples, torch_attention, score_labels, logits_per_chunk: as in
+        `Launch`.
     """
 
     source: LaunchSource
@@ -352,9 +354,9 @@ class LaunchReader:
     written_options: dict[str, str] = field(default_factory=dict)
     filled_in: dict[str, Any] = field(default_factory=dict)
     frozen: FrozenModel | SecondLoss | None = None
-    expandable: bool = False
+    requests_expandable_segments: bool = False
     end_stage_layers: tuple[int | None, int | None] = (None, None)
-    counted_ends: tuple[bool, bool] = (False, False)
+    ends_counted_as_layers: tuple[bool, bool] = (False, False)
     longest_samples: bool = False
     torch_attention: bool = False
     score_labels: int | None = None
@@ -500,7 +502,7 @@ class LaunchReader:
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
         """
-        if not isinstance(file_name, str) or self.source.fetch is None:
+        if not isinstance(file_name, str) or self.source.fetch_table is None:
             raise self.wrong(
                 argument_name, f"{shown(file_name)}; expected the path of {expected_file_kind} that can be read"
             )
@@ -515,7 +517,7 @@ class LaunchReader:
                 None,
             )
         try:
-            return self.source.fetch(file_name)
+            return self.source.fetch_table(file_name)
         except InputError:
             if shipped_text is None:
                 raise
@@ -564,7 +566,7 @@ class LaunchReader:
             filled_in=dict(self.filled_in),
             frozen=self.frozen_model_on(launch_settings.layout),
             end_stage_layers=self.end_stage_layers,
-            counted_ends=self.counted_ends,
+            ends_counted_as_layers=self.ends_counted_as_layers,
             longest_samples=self.longest_samples,
             torch_attention=self.torch_attention,
             written_options=dict(self.written_options),
@@ -588,9 +590,11 @@ class LaunchReader:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
         environment = self.source.env
         set_variables = [variable_name for variable_name in ALLOCATOR_VARIABLES if environment.get(variable_name)]
-        if not set_variables and self.expandable:
+        if not set_variables and self.requests_expandable_segments:
             self.filled_in[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
-        is_expandable = allocator_of(environment) == "expandable" if set_variables else self.expandable
+        is_expandable = (
+            allocator_of(environment) == "expandable" if set_variables else self.requests_expandable_segments
+        )
         return {"allocator": "expandable"} if is_expandable else {}
 
 

@@ -19,18 +19,18 @@ class RefusedProgram:
     """A training program whose launch files are refused.
 
     name: its name.
-    commands: pattern of the programs of its commands.
-    python: pattern of a line of its Python files; empty (default) if it has none.
-    signs: an argument that its commands have; empty (default) if their program says enough.
+    program_pattern: pattern of the programs of its commands.
+    python_pattern: pattern of a line of its Python files; empty (default) if it has none.
+    argument_pattern: an argument that its commands have; empty (default) if their program says enough.
     reason_and_advice: what is not modelled, and what to do.
     reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 
     name: str
-    commands: str
+    program_pattern: str
     reason_and_advice: str
-    python: str = ""
-    signs: str = ""
+    python_pattern: str = ""
+    argument_pattern: str = ""
     reads_configs: bool = False
 
     def runs(self, command_line: CommandLine) -> bool:
@@ -39,8 +39,10 @@ class RefusedProgram:
 
         if self.reads_configs and config_file_and_words(command_line) is not None:
             return False
-        matches_flag = not self.signs or any(re.match(self.signs, command_word) for command_word in command_line.words)
-        return matches_flag and re.fullmatch(self.commands, command_line.program) is not None
+        matches_flag = not self.argument_pattern or any(
+            re.match(self.argument_pattern, command_word) for command_word in command_line.words
+        )
+        return matches_flag and re.fullmatch(self.program_pattern, command_line.program) is not None
 
     def read_command(self, command_line: CommandLine, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a command of the program."""
@@ -51,7 +53,7 @@ class RefusedProgram:
 
     def is_python(self, file_text: str) -> bool:
         """Whether a Python file is written for the program."""
-        return bool(self.python) and re.search(self.python, file_text, re.MULTILINE) is not None
+        return bool(self.python_pattern) and re.search(self.python_pattern, file_text, re.MULTILINE) is not None
 
     def read_python(self, _: str, source_file: LaunchSource) -> Launch:
         """Raises `InputError` for a Python file of the program."""
@@ -64,21 +66,21 @@ PROGRAMS = (
         r"scripts\.(base_train|chat_sft|mid_train|chat_rl|base_eval)",
         "its models of 2026 have value embeddings, smeared tokens and a residual of the middle layer, which have no "
         "parts here; expected another model of that depth and width as TARGET, with --phase training --optimizer muon",
-        python=r"^from nanochat\.",
+        python_pattern=r"^from nanochat\.",
     ),
     RefusedProgram(
         "NeMo",
         r"nemo llm|megatron_gpt_pretraining\.py|megatron_gpt_finetuning\.py",
         "its recipes are not read; expected the Megatron-LM arguments of the run, or TARGET with --framework megatron "
         "and the layout",
-        python=r"^[ \t]*(from nemo\.collections|import nemo_run|from nemo )",
+        python_pattern=r"^[ \t]*(from nemo\.collections|import nemo_run|from nemo )",
     ),
     RefusedProgram(
         "litgpt",
         r"litgpt \w+",
         "it is read from its YAML configs alone; expected one, or TARGET with --phase training and its precision, such "
         "as --dtype bf16 --lora-rank 32",
-        python=r"^[ \t]*(from|import) litgpt\b",
+        python_pattern=r"^[ \t]*(from|import) litgpt\b",
         reads_configs=True,
     ),
     RefusedProgram(
@@ -93,7 +95,7 @@ PROGRAMS = (
         "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, "
         "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, "
         "--ep), --recompute and those tokens as --seq",
-        signs=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
+        argument_pattern=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
     ),
     RefusedProgram(
         "DeepSpeedExamples' BERT",
@@ -110,7 +112,7 @@ PROGRAMS = (
         "BentoML",
         r"bentoml \w+",
         f"its services are not read; expected {SERVER_COMMAND}",
-        python=r"^[ \t]*(from|import) bentoml\b",
+        python_pattern=r"^[ \t]*(from|import) bentoml\b",
     ),
 )
 
@@ -135,12 +137,12 @@ class RefusedConfig(NamedTuple):
 
     program: the program's name.
     matches: whether tables are such a file.
-    instead: what to do instead.
+    advice: what to do instead.
     """
 
     program: str
     matches: Callable[[Table], bool]
-    instead: str
+    advice: str
 
 
 def _has_tables(config: Table, *table_names: str) -> bool:
@@ -206,5 +208,5 @@ def refuse_config(config: Table, name_in_errors: str) -> None:
         if refused_config.matches(config):
             raise InputError(
                 f"{name_in_errors}: is a config of {refused_config.program}, which is not read; expected "
-                f"{refused_config.instead}"
+                f"{refused_config.advice}"
             )

@@ -18,12 +18,14 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 class AdditionalModel:
     """An additional model on the training devices, such as the reference model.
 
-    place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
-    parameters: their number; 0 (default) for as many as the trained model has.
+    weights_place: where its weights are.
+    bytes_per_weight: bytes of an element of its weights.
+    ranks: number of ranks that divide its weights.
+    parameters: number of its parameters; 0 (default) for as many as the trained model has.
     """
 
-    place: Place = "none"
-    weight_bytes: int = 2
+    weights_place: Place = "none"
+    bytes_per_weight: int = 2
     ranks: int = 1
     parameters: int = 0
 
@@ -35,7 +37,7 @@ class Rollout:
     source: the files that say so.
     engine: its name, as of `--engine`; empty for an engine on devices of its own.
     flags: values of its flags, by their names.
-    sleeps: whether it frees weights and cache while it does not generate.
+    sleeps_while_idle: whether it frees weights and cache while it does not generate.
     shares_weights: whether the trained model's frozen weights are the engine's own tensors, which then stay; its budget
         is a share of the device, and its cache what the weights leave of it. False by default.
     shares_by_capacity: for an engine that shares weights, (GiB of a device, share) from the largest: the share of the
@@ -58,7 +60,7 @@ class Rollout:
     source: str
     engine: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
-    sleeps: bool = False
+    sleeps_while_idle: bool = False
     shares_weights: bool = False
     shares_by_capacity: tuple[tuple[int, float], ...] = ()
     is_own_process: bool = False
@@ -79,10 +81,10 @@ class Rollout:
         return {
             "engine": self.engine or None,
             "flags": dict(self.flags),
-            "sleeps": self.sleeps,
+            "sleeps": self.sleeps_while_idle,
             "shares_weights": self.shares_weights,
             "offloaded": sorted(self.offloaded),
-            "reference": self.reference.place,
-            "reward": self.reward.place,
+            "reference": self.reference.weights_place,
+            "reward": self.reward.weights_place,
             "critic": self.critic,
         }

@@ -28,17 +28,17 @@ class ScriptArguments(NamedTuple):
     """The command-line arguments of a Python file: declared defaults and typed values.
 
     defaults: argument → its default; None for an argument without one.
-    typed: argument → its typed value.
+    typed_values: argument → its typed value.
     variables: dotted name in the file, such as `args.lora_r` → value.
-    undeclared: the first typed flag that the file does not declare; empty for none.
-    values_used: the arguments and values that calls of the file read, as a text; empty for none.
+    undeclared_flag: the first typed flag that the file does not declare; empty for none.
+    used_values_text: the arguments and values that calls of the file read, as a text; empty for none.
     """
 
     defaults: Mapping[str, Any]
-    typed: Mapping[str, Any]
+    typed_values: Mapping[str, Any]
     variables: Mapping[str, Any]
-    undeclared: str
-    values_used: str
+    undeclared_flag: str
+    used_values_text: str
 
 
 def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> ScriptArguments:

@@ -142,7 +142,7 @@ class StatementReader(WordReader):
             self.apply_command(statement_words, assignments, start_line, separator)
         if statement_words or assignments or separator in ("(", ")"):
             self.joined_by = separator * 2 if is_double_separator else ""
-        if separator == ";;" and self.branches and self.branches[-1].value is not None:
+        if separator == ";;" and self.branches and self.branches[-1].case_text is not None:
             self.branches[-1].patterns = []
 
     def skips_next_command(self) -> bool:
@@ -155,7 +155,7 @@ class StatementReader(WordReader):
         Returns whether the command needs nothing more: it is a condition, or it surely does not run.
         """
         first_word = command_words[0] if command_words else ""
-        is_inside_condition = bool(self.branches and self.branches[-1].joins)
+        is_inside_condition = bool(self.branches and self.branches[-1].joining_operator)
         if is_inside_condition or not (command_words or assignments):
             return False
         if first_word in (*BEGINS, *ENDS, "elif"):
@@ -211,12 +211,12 @@ class StatementReader(WordReader):
     def read_patterns(self, command_words: list[str], separator: str) -> bool:
         """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
         branch = self.branches[-1] if self.branches else None
-        if branch is None or branch.value is None or branch.patterns is None or command_words[:1] == ["esac"]:
+        if branch is None or branch.case_text is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
         branch.patterns += command_words
         if separator == ")":
-            has_unresolved = is_unresolved(branch.value) or any(map(is_unresolved, branch.patterns))
-            is_match = None if has_unresolved else self.matches_patterns(branch.value, branch.patterns)
+            has_unresolved = is_unresolved(branch.case_text) or any(map(is_unresolved, branch.patterns))
+            is_match = None if has_unresolved else self.matches_patterns(branch.case_text, branch.patterns)
             branch.patterns = None
             branch.enter_next(is_match)
         return True
@@ -242,20 +242,20 @@ class StatementReader(WordReader):
         separator: the separator after the condition.
         """
         condition = self.evaluate_condition(command_words)
-        if branch.joins == "&":
+        if branch.joining_operator == "&":
             condition = (
                 False
                 if False in (branch.condition, condition)
                 else (None if None in (branch.condition, condition) else True)
             )
-        elif branch.joins == "|":
+        elif branch.joining_operator == "|":
             condition = (
                 True
                 if True in (branch.condition, condition)
                 else (None if None in (branch.condition, condition) else False)
             )
-        branch.joins, branch.condition = (separator if separator in ("&", "|") else ""), condition
-        if not branch.joins:
+        branch.joining_operator, branch.condition = (separator if separator in ("&", "|") else ""), condition
+        if not branch.joining_operator:
             branch.enter_next(condition)
         else:
             branch.runs = None if branch.runs is not False else False
@@ -271,7 +271,7 @@ class StatementReader(WordReader):
             command_words = ["[[", *command_words]
         condition = evaluate_test(command_words)
         if condition is not None:
-            self.script.unset |= {
+            self.script.unset_variables |= {
                 printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
             }
         return condition
@@ -284,7 +284,7 @@ class StatementReader(WordReader):
             branch = ShellBranch(None)
             self.read_condition(command_words[1:], separator, branch)
         elif command_words[0] == "case" and len(command_words) > 2 and command_words[2] == "in":
-            branch = ShellBranch(False, value=command_words[1], patterns=[])
+            branch = ShellBranch(False, case_text=command_words[1], patterns=[])
             self.branches.append(branch)
             if len(command_words) > 3:
                 self.read_patterns(command_words[3:], ")")
@@ -292,7 +292,9 @@ class StatementReader(WordReader):
         elif command_words[0] in ("while", "until"):
             condition_true = self.evaluate_condition(command_words[1:]) if separator not in ("&", "|") else None
             condition = condition_true if condition_true is None or command_words[0] == "while" else not condition_true
-            branch = ShellBranch(condition, earlier_branch_runs=None, start=self.statement_start if condition else None)
+            branch = ShellBranch(
+                condition, earlier_branch_runs=None, loop_start=self.statement_start if condition else None
+            )
         elif command_words[0] in ("for", "select") and len(command_words) > 1:
             branch = self.loop_block(
                 command_words[1][:80], command_words[3:] if command_words[2:3] == ["in"] else [mark_unresolved("$@")]
@@ -303,36 +305,42 @@ class StatementReader(WordReader):
 
     def loop_block(self, variable_name: str, loop_items: list[str]) -> ShellBranch:
         """Returns the block of a shell loop over values, or over the value that the user typed for the variable."""
-        if variable_name in self.script.typed:
-            loop_items = [self.script.typed[variable_name]]
+        if variable_name in self.script.typed_variables:
+            loop_items = [self.script.typed_variables[variable_name]]
         if (
             not NAME.fullmatch(variable_name)
             or any(is_unresolved(loop_item) for loop_item in loop_items)
             or self.is_in_uncertain_branch()
         ):
-            if variable_name not in self.script.typed:
+            if variable_name not in self.script.typed_variables:
                 self.script.variables[variable_name] = mark_unresolved(variable_name)
             return ShellBranch(None, earlier_branch_runs=None)
         if not loop_items or not self.is_running():
             return ShellBranch(False, earlier_branch_runs=None)
-        self.script.variables[variable_name] = self.script.loops[variable_name] = loop_items[0]
+        self.script.variables[variable_name] = self.script.loop_values[variable_name] = loop_items[0]
         return ShellBranch(
-            True, earlier_branch_runs=None, start=(self.at, self.line), variable=variable_name, values=loop_items[1:]
+            True,
+            earlier_branch_runs=None,
+            loop_start=(self.at, self.line),
+            loop_variable=variable_name,
+            remaining_loop_values=loop_items[1:],
         )
 
     def close_block(self) -> None:
         """Closes a block, or returns to the start of an unfinished loop."""
         branch = self.branches.pop()
-        if branch.start is None:
+        if branch.loop_start is None:
             return
-        if branch.variable and not branch.values:
-            self.script.loops.pop(branch.variable, None)
+        if branch.loop_variable and not branch.remaining_loop_values:
+            self.script.loop_values.pop(branch.loop_variable, None)
             return
-        self.count_work(max(LOOP_WORK, self.at - branch.start[0]))
-        self.at = branch.start[0]
-        self.lines = branch.start
-        if branch.variable:
-            self.script.variables[branch.variable] = self.script.loops[branch.variable] = branch.values.pop(0)
+        self.count_work(max(LOOP_WORK, self.at - branch.loop_start[0]))
+        self.at = branch.loop_start[0]
+        self.lines = branch.loop_start
+        if branch.loop_variable:
+            self.script.variables[branch.loop_variable] = self.script.loop_values[branch.loop_variable] = (
+                branch.remaining_loop_values.pop(0)
+            )
             self.branches.append(branch)
 
     def is_running(self) -> bool:
@@ -348,7 +356,7 @@ class StatementReader(WordReader):
     ) -> None:
         """Applies a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first_word = command_words[0] if command_words else ""
-        open_condition = self.branches[-1] if self.branches and self.branches[-1].joins else None
+        open_condition = self.branches[-1] if self.branches and self.branches[-1].joining_operator else None
         if open_condition is not None:
             if command_words:
                 self.read_condition(command_words, separator, open_condition)
@@ -378,7 +386,7 @@ class StatementReader(WordReader):
                 self.read_words(variable_names, assignments.get("IFS"))
         elif first_word in SETS_VARIABLES:
             for variable_name in filter(NAME.fullmatch, command_words[1:]):
-                self.script.variables[variable_name] = self.script.typed.get(
+                self.script.variables[variable_name] = self.script.typed_variables.get(
                     variable_name, mark_unresolved(variable_name)
                 )
         else:
@@ -386,8 +394,8 @@ class StatementReader(WordReader):
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
         """Records the variables that a skipped command would set, unless script arguments are missing."""
-        if not self.script.missing:
-            self.script.skipped |= set(assignments)
+        if not self.script.missing_argument:
+            self.script.skipped_variables |= set(assignments)
 
     def set_variables(self, command_words: list[str], assignments: dict[str, str | list[str]]) -> None:
         """Sets variables, and exports them for `export` and `declare -x`.
@@ -399,13 +407,13 @@ class StatementReader(WordReader):
             has_known_value = is_certain_to_run and not (
                 isinstance(assigned_value, str) and is_unresolved(assigned_value)
             )
-            if has_known_value or variable_name not in self.script.typed:
+            if has_known_value or variable_name not in self.script.typed_variables:
                 self.script.variables[variable_name] = (
                     assigned_value if is_certain_to_run else mark_unresolved(variable_name)
                 )
         if command_words and command_words[0] != "local" and (command_words[0] == "export" or "-x" in command_words):
-            self.script.exported |= set(filter(NAME.fullmatch, command_words[1:]))
-            if len(self.script.exported) > MOST_EXPORTED:
+            self.script.exported_names |= set(filter(NAME.fullmatch, command_words[1:]))
+            if len(self.script.exported_names) > MOST_EXPORTED:
                 raise self.error(f"too many exported variables; expected at most {MOST_EXPORTED:,}")
 
     def read_words(self, variables: list[str], separators: str | list[str] | None) -> None:
@@ -422,8 +430,8 @@ class StatementReader(WordReader):
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
         """Adds a command to the script, or for `sh -c` the commands of the quoted script."""
-        self.script.words += len(command_words)
-        if self.script.words > MOST_WORDS:
+        self.script.word_count += len(command_words)
+        if self.script.word_count > MOST_WORDS:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
         for i, command_word in enumerate(command_words[:-1]):
             if (
@@ -445,7 +453,7 @@ class StatementReader(WordReader):
             if isinstance(assigned_text, str)
         }
         self.script.commands.append(
-            ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loops.items()))
+            ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )
 
     def set_container_variables(self, command_words: list[str]) -> None:
@@ -453,7 +461,7 @@ class StatementReader(WordReader):
         for option_word, command_word in pairwise(command_words):
             variable_name, equals_sign, variable_value = command_word.partition("=")
             if option_word in ("-e", "--env") and equals_sign and NAME.fullmatch(variable_name):
-                self.script.variables[variable_name] = self.script.typed.get(variable_name, variable_value)
+                self.script.variables[variable_name] = self.script.typed_variables.get(variable_name, variable_value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):
@@ -500,7 +508,7 @@ class StatementReader(WordReader):
                     if self.is_running() and self.depth < 3:
                         self.here_string = self.expand_here_document(document_text) if is_expanded else document_text
                         if self.output_file:
-                            self.script.files[self.output_file] = self.here_string
+                            self.script.written_files[self.output_file] = self.here_string
                     break
 
     def read_assigned_value(self, variable_name: str, is_append: bool) -> str | list[str]:

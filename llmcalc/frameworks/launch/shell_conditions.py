@@ -27,23 +27,23 @@ class ShellBranch:
 
     runs: whether its lines run; None if unresolved.
     earlier_branch_runs: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
-    value: the value that a `case` compares; None in other blocks.
+    case_text: the value that a `case` compares; None in other blocks.
     patterns: patterns of the next branch of a `case`; None inside a branch.
-    start: place and line to which a loop goes back; None in other blocks.
-    variable: the variable of a `for` loop; empty in other blocks.
-    values: the values that the variable of a loop has yet to take.
-    joins: the sign between a condition and the next one, & or |; empty after the last condition.
+    loop_start: place and line to which a loop goes back; None in other blocks.
+    loop_variable: the variable of a `for` loop; empty in other blocks.
+    remaining_loop_values: the values that the variable of a loop has yet to take.
+    joining_operator: the sign between a condition and the next one, & or |; empty after the last condition.
     condition: whether the conditions so far hold; None if unresolved.
     """
 
     runs: bool | None
     earlier_branch_runs: bool | None = False
-    value: str | None = None
+    case_text: str | None = None
     patterns: list[str] | None = None
-    start: tuple[int, int] | None = None
-    variable: str = ""
-    values: list[str] = field(default_factory=list)
-    joins: str = ""
+    loop_start: tuple[int, int] | None = None
+    loop_variable: str = ""
+    remaining_loop_values: list[str] = field(default_factory=list)
+    joining_operator: str = ""
     condition: bool | None = None
 
     def enter_next(self, condition_holds: bool | None) -> None:

@@ -38,13 +38,13 @@ class ShellCommand:
     words: its words.
     env: the variables set for this command.
     line: its line in the script.
-    loops: variables of the loops around it, with their values.
+    loop_values: variables of the loops around it, with their values.
     """
 
     words: tuple[str, ...]
     env: dict[str, str]
     line: int
-    loops: tuple[tuple[str, str], ...] = ()
+    loop_values: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -53,39 +53,40 @@ class ShellScript:
 
     where: the file's name in messages.
     variables: name → text, or a list of texts for an array.
-    exported: names of exported variables.
+    exported_names: names of exported variables.
     commands: the commands that would run, in order.
-    unset: variables that a condition assumes to be unset.
-    words: number of words of all commands.
-    work: number of letters read and produced so far.
-    typed: variables typed beside the file's name. They replace values that are unresolved or that a loop sets.
+    unset_variables: variables that a condition assumes to be unset.
+    word_count: number of words of all commands.
+    work_count: number of letters read and produced so far.
+    typed_variables: variables typed beside the file's name. They replace values that are unresolved or that a loop
+        sets.
     arguments: arguments of the script, typed behind the file's name, that `shift` has left.
-    loops: variables of the loops that are being read, with their values.
-    files: texts that the script writes to files, by the files' names.
-    skipped: variables that only branches set that do not run. They expand to nothing, as in a shell.
-    missing: the last argument that the script uses and that is not typed; 0 for none.
+    loop_values: variables of the loops that are being read, with their values.
+    written_files: texts that the script writes to files, by the files' names.
+    skipped_variables: variables that only branches set that do not run. They expand to nothing, as in a shell.
+    missing_argument: the last argument that the script uses and that is not typed; 0 for none.
     machine_devices: number of devices that `nvidia-smi` lists; None if unknown, outside of Slurm.
     """
 
     where: str
-    typed: Mapping[str, str] = field(default_factory=dict)
+    typed_variables: Mapping[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    loops: dict[str, str] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
-    missing: int = 0
+    loop_values: dict[str, str] = field(default_factory=dict)
+    written_files: dict[str, str] = field(default_factory=dict)
+    skipped_variables: set[str] = field(default_factory=set)
+    missing_argument: int = 0
     machine_devices: int | None = None
     variables: dict[str, str | list[str]] = field(default_factory=dict)
-    exported: set[str] = field(default_factory=set)
+    exported_names: set[str] = field(default_factory=set)
     commands: list[ShellCommand] = field(default_factory=list)
-    unset: set[str] = field(default_factory=set)
-    words: int = 0
-    work: int = 0
+    unset_variables: set[str] = field(default_factory=set)
+    word_count: int = 0
+    work_count: int = 0
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
         exported_values = {
-            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported)
+            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported_names)
         }
         return {
             variable_name: exported_value
@@ -136,8 +137,8 @@ class WordReader:
 
     def count_work(self, character_count: int) -> None:
         """Counts characters that are read or produced. Raises `InputError` beyond `MOST_WORK`."""
-        self.script.work += character_count
-        if self.script.work > MOST_WORK:
+        self.script.work_count += character_count
+        if self.script.work_count > MOST_WORK:
             raise self.error(
                 f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
             )
@@ -309,7 +310,7 @@ class WordReader:
             self.at = name_match.end()
             variable_value = self.script.variables.get(name_match[0])
             if variable_value is None:
-                return "" if name_match[0] in self.script.skipped else mark_unresolved(f"${name_match[0]}")
+                return "" if name_match[0] in self.script.skipped_variables else mark_unresolved(f"${name_match[0]}")
             return variable_value if isinstance(variable_value, str) else (variable_value[0] if variable_value else "")
         next_character = self.text[dollar_index + 1 : dollar_index + 2]
         self.at = dollar_index + 2
@@ -354,7 +355,7 @@ class WordReader:
         """Returns the script's positional argument `argument_number`, from 1, or a mark if it was not typed."""
         arguments = self.script.arguments
         if argument_number > len(arguments):
-            self.script.missing = max(self.script.missing, argument_number)
+            self.script.missing_argument = max(self.script.missing_argument, argument_number)
         return (
             arguments[argument_number - 1]
             if 0 < argument_number <= len(arguments)
@@ -389,7 +390,9 @@ class WordReader:
         if array_match is not None:
             variable_value = self.script.variables.get(array_match[1])
             if variable_value is None:
-                return ITEM if array_match[1] in self.script.skipped else mark_unresolved(f"${array_match[1]}")
+                return (
+                    ITEM if array_match[1] in self.script.skipped_variables else mark_unresolved(f"${array_match[1]}")
+                )
             array_items = variable_value if isinstance(variable_value, list) else [variable_value]
             return ITEM.join(array_items) if len(array_items) > 1 else (array_items[0] if array_items else ITEM)
         arguments_match = re.fullmatch(r"[@*]:([0-9]{1,3})", text_in_braces)
@@ -432,7 +435,7 @@ class WordReader:
             return ITEM.join(self.script.arguments) or ITEM
         return (
             value_text
-            if variable_value is not None or variable_name in self.script.skipped
+            if variable_value is not None or variable_name in self.script.skipped_variables
             else mark_unresolved(f"${variable_name}")
         )
 

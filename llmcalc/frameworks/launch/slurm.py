@@ -36,9 +36,9 @@ def slurm_variables(script_text: str) -> dict[str, str]:
     variables: dict[str, str] = {}
     for option_word, option_value in SBATCH_LINE.findall(script_text):
         option_name = LONG_OPTIONS.get(option_word, option_word)
-        number_match = NUMBER.fullmatch(option_value)
-        if number_match is not None:
-            variables |= dict.fromkeys(VARIABLES.get(option_name, ()), number_match[1])
+        task_number_match = NUMBER.fullmatch(option_value)
+        if task_number_match is not None:
+            variables |= dict.fromkeys(VARIABLES.get(option_name, ()), task_number_match[1])
     nodes, tasks = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
     if nodes is not None and tasks is not None:
         task_count = str(int(nodes) * int(tasks))

@@ -1,4 +1,4 @@
-"""The teacher of distillation on the training devices: its weights, and the loss between both models' logits."""
+"""The teacher model of distillation: its weights on the training devices, and the loss against its logits."""
 
 from __future__ import annotations
 

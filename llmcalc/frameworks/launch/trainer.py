@@ -158,7 +158,7 @@ def read_trainer(config: Table, source_file: LaunchSource) -> Launch:
 def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command with Trainer arguments."""
     with reader_of(source_file) as reader:  # a TARGET may replace the model
-        script_name = source_file.script.rpartition("/")[2]
+        script_name = source_file.script_name.rpartition("/")[2]
         if SCRIPTS_OF_OTHER_HEADS.fullmatch(script_name) is not None:
             reader.unknown[script_name] = OTHER_HEAD
         config = plain_arguments(arguments, reader, known_argument_names() - {"model_name_or_path"})
@@ -376,8 +376,10 @@ def _low_rank_optimizer(
     if target_names != {"attn", "mlp"}:  # "all-linear" has the output head too
         reader.unknown["optim_target_modules"] = "[attn, mlp] alone is modelled"
     written_arguments = config.get("optim_args") or {}
-    pairs = re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
-    arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(pairs)
+    named_arguments = (
+        re.findall(r"\b(\w++) *+= *+([\w.]+)", written_arguments) if isinstance(written_arguments, str) else ()
+    )
+    arguments = written_arguments if isinstance(written_arguments, Mapping) else dict(named_arguments)
     for argument_name, modelled_value in (("proj_type", "std"), ("proj", "random")):
         if arguments.get(argument_name, modelled_value) != modelled_value:
             reader.unknown[f"optim_args.{argument_name}"] = f"{modelled_value} alone is modelled"
@@ -408,7 +410,7 @@ def pair_settings(
     run_settings: Mapping[str, Any],
     reference_model: FrozenModel | None = None,
     has_cached_reference: bool = False,
-    keeps_logits: bool = False,
+    computes_logits: bool = False,
 ) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs, with two sequences per pair.
 
@@ -417,11 +419,11 @@ def pair_settings(
     reference_model: the copy of the model that a loss compares with; None (default): in the weights' format.
     has_cached_reference: whether the program computes the reference's log-probabilities with the trained model, before
         it is trained; false by default.
-    keeps_logits: whether a reward model computes the logits of the language model too; false by default.
+    computes_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not has_cached_reference:
         add_reference_model(reader, run_settings, reference_model)
-    if loss == "reward" and not keeps_logits:
+    if loss == "reward" and not computes_logits:
         reader.score_labels = 1
         reader.notes.append("a pair is two sequences; the head has one score per token, and no logits")
         return {"batch": 2 * run_settings["batch"]}
@@ -530,7 +532,11 @@ def trainer_kernels(
     if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
         argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
         ckpt_kwargs = next(
-            (kwargs_table for argument in argument_names if (kwargs_table := _table_or_json(reader, config, argument))),
+            (
+                checkpointing_kwargs
+                for argument in argument_names
+                if (checkpointing_kwargs := _table_or_json(reader, config, argument))
+            ),
             {},
         )
         is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
@@ -626,7 +632,10 @@ def lora_settings(
                 "adapters of mlp.experts.gate_up_proj and mlp.experts.down_proj are modelled"
             )
         adapter_settings["lora_experts"] = True
-    for option, (argument_name, written_names) in (("lora_targets", target_pair), ("modules_to_save", saved_modules)):
+    for setting_name, (argument_name, written_names) in (
+        ("lora_targets", target_pair),
+        ("modules_to_save", saved_modules),
+    ):
         if written_names in (None, [], ""):
             continue
         module_names = (
@@ -636,7 +645,7 @@ def lora_settings(
         )
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
-        adapter_settings[option] = tuple(module_names)
+        adapter_settings[setting_name] = tuple(module_names)
     if dropout_value not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True
     if magnitude_value:

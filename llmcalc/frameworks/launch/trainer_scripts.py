@@ -1,4 +1,4 @@
-"""Training scripts that take the Trainer's arguments beside arguments of their own, as arguments of the Trainer alone.
+"""Translates the arguments of known training scripts (QLoRA, LLaVA, Firefly, …) to arguments of the Trainer.
 
 Sources: examples/sft/{train,utils}.py of PEFT (2026-08), examples/huggingface/training.py of Liger-Kernel
 (2026-08), qlora.py of artidoro/qlora, lmflow/args.py of LMFlow (2026-08), llava/train/train.py of LLaVA 1.5,
@@ -23,48 +23,52 @@ BOOLEANS = (True, 1, "1")
 
 @dataclass(frozen=True)
 class TrainerScript:
-    """A script with arguments of its own.
+    """A known training script with arguments besides the Trainer's.
 
     title: the script's name in notes.
-    signs: arguments of which the others have none; one of them is enough to recognize the script.
-    absent: arguments that the script has not, where the signs are another program's too; empty by default.
-    read: the arguments that `translated` reads.
-    ignored: arguments that change no memory of a step.
-    refused: argument → what is not modelled where it is true.
-    translated: returns the Trainer's arguments that stand for the script's own and for its defaults.
+    distinctive_arguments: arguments of which the others have none; one of them is enough to recognize the script.
+    absent_arguments: arguments that the script has not, where the signs are another program's too; empty by default.
+    translated_arguments: the arguments that `translate` reads.
+    ignored_arguments: arguments that change no memory of a step.
+    refusal_reasons: argument → what is not modelled where it is true.
+    translate: returns the Trainer's arguments that stand for the script's own and for its defaults.
     note: a remark on what is not counted; empty for none.
     """
 
     title: str
-    signs: frozenset[str]
-    read: frozenset[str]
-    ignored: frozenset[str]
-    translated: Callable[[LaunchReader, Table], dict[str, Any]]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    distinctive_arguments: frozenset[str]
+    translated_arguments: frozenset[str]
+    ignored_arguments: frozenset[str]
+    translate: Callable[[LaunchReader, Table], dict[str, Any]]
+    refusal_reasons: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
-    absent: frozenset[str] = frozenset()
+    absent_arguments: frozenset[str] = frozenset()
 
     def runs(self, config: Table) -> bool:
-        """Whether arguments are those of the script."""
-        return bool(self.signs & config.keys()) and not self.absent & config.keys()
+        """Whether a command's arguments are those of this script."""
+        return bool(self.distinctive_arguments & config.keys()) and not self.absent_arguments & config.keys()
 
 
 def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
-    """Returns the arguments of the Trainer that do the same as those of a known script; other arguments unchanged."""
+    """Returns the equivalent Trainer arguments of a known script's arguments; other arguments unchanged."""
     training_script = next((script for script in SCRIPTS if script.runs(config)), None)
     if training_script is None:
         return config
-    for argument_name, refusal_reason in training_script.refused.items():
+    for argument_name, refusal_reason in training_script.refusal_reasons.items():
         if config.get(argument_name) in BOOLEANS:
             reader.unknown[argument_name] = f"{refusal_reason} not modelled"
-    trainer_arguments = training_script.translated(reader, config)
+    trainer_arguments = training_script.translate(reader, config)
     reader.filled_in |= {
         argument_name: argument_value
         for argument_name, argument_value in trainer_arguments.items()
         if argument_name in FILLED_IN and argument_name not in config
     }
-    own_names = training_script.read | training_script.ignored | training_script.refused.keys()
-    reader.ignored += sorted(training_script.ignored & config.keys())
+    own_names = (
+        training_script.translated_arguments
+        | training_script.ignored_arguments
+        | training_script.refusal_reasons.keys()
+    )
+    reader.ignored += sorted(training_script.ignored_arguments & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
     other_arguments = {
@@ -97,7 +101,7 @@ def _quantization_arguments(
 
 
 def _loaded_weight_format(config: Table) -> str:
-    """Returns the format of weights that are loaded in bf16 where products are, and in float32 otherwise."""
+    """Returns the format of loaded weights: bf16 if products are in bf16, otherwise float32."""
     return "bfloat16" if config.get("bf16") in BOOLEANS else "float32"
 
 
@@ -159,7 +163,7 @@ def _arguments_of_lmflow(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) -> dict[str, Any]:
-    """Returns the arguments of LLaVA's script and of those that descend from it."""
+    """Returns the Trainer arguments that LLaVA's script and scripts derived from it imply."""
     return {
         "max_length": reader.integer(config, "model_max_length", 512),
         "optim": config.get("optim", "adamw_torch"),
@@ -171,7 +175,7 @@ def _multimodal_defaults(reader: LaunchReader, config: Table, is_flash: bool) ->
 def _arguments_of_llava(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if config.get("mm_tunable_parts") is not None and "mm_vision_tower" in str(config["mm_tunable_parts"]):
         reader.unknown["mm_tunable_parts"] = "training of the encoder is not modelled"
-    arguments = _multimodal_defaults(reader, config, reader.source.script.endswith(("train_mem.py", "train_mem")))
+    arguments = _multimodal_defaults(reader, config, reader.source.script_name.endswith(("train_mem.py", "train_mem")))
     if reader.flag(config, "lora_enable"):
         arguments |= _adapter_arguments(reader, config, 64, ALL_LINEAR, "0.05")
     return arguments | _quantization_arguments(
@@ -233,7 +237,7 @@ SCRIPTS = (
         field_names("use_liger model_name max_seq_length"),
         field_names("dataset"),
         _arguments_of_liger,
-        absent=frozenset({"model_name_or_path"}),  # which TRL's scripts need
+        absent_arguments=frozenset({"model_name_or_path"}),  # which TRL's scripts need
     ),
     TrainerScript(
         "PEFT's examples/sft/train.py",
@@ -325,10 +329,10 @@ SCRIPTS = (
             wandb_run_name wandb_watch wandb_log_model
             """),
         _arguments_of_alpaca_lora,
-        absent=frozenset({"model_name_or_path"}),
+        absent_arguments=frozenset({"model_name_or_path"}),
     ),
 )
 """The scripts whose own arguments are read, in the order of recognition."""
 
-SIGNS = frozenset(sign for script in SCRIPTS for sign in script.signs if not script.absent)
+SIGNS = frozenset(sign for script in SCRIPTS for sign in script.distinctive_arguments if not script.absent_arguments)
 """Arguments of the scripts above, of which the Trainer and other programs have none."""

@@ -68,33 +68,33 @@ def _check_events(yaml_module: Any, yaml_text: str, name_in_errors: str) -> None
 
     An alias counts as many values, and is as deep, as the value of its anchor with all aliases expanded.
     """
-    size_by_anchor: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
+    values_by_anchor: dict[str, tuple[int, int]] = {}  # anchor → values and depth of what it names
     open_anchors: list[str | None] = []
-    start_counts: list[int] = []
+    counts_at_start: list[int] = []
     nesting_depths: list[int] = []
     expanded_values = 0
     for yaml_event in yaml_module.parse(yaml_text, Loader=getattr(yaml_module, "CSafeLoader", yaml_module.SafeLoader)):
         nesting_depth = -1  # of the value that ends here
         if isinstance(yaml_event, yaml_module.events.CollectionStartEvent):
             open_anchors.append(yaml_event.anchor)
-            start_counts.append(expanded_values)
+            counts_at_start.append(expanded_values)
             nesting_depths.append(0)
             expanded_values += 1
         elif isinstance(yaml_event, yaml_module.events.CollectionEndEvent):
-            anchor, node_start, nesting_depth = open_anchors.pop(), start_counts.pop(), nesting_depths.pop() + 1
+            anchor, node_start, nesting_depth = open_anchors.pop(), counts_at_start.pop(), nesting_depths.pop() + 1
             if anchor is not None:
-                size_by_anchor[anchor] = (expanded_values - node_start, nesting_depth)
+                values_by_anchor[anchor] = (expanded_values - node_start, nesting_depth)
         elif isinstance(yaml_event, yaml_module.events.ScalarEvent):
             expanded_values, nesting_depth = expanded_values + 1, 0
             if yaml_event.anchor is not None:
-                size_by_anchor[yaml_event.anchor] = (1, 0)
+                values_by_anchor[yaml_event.anchor] = (1, 0)
         elif isinstance(yaml_event, yaml_module.events.AliasEvent):
             if yaml_event.anchor in open_anchors:
                 raise InputError(
                     f"{name_in_errors}: line {yaml_event.start_mark.line + 1}: *{yaml_event.anchor} stands inside "
                     "what it names"
                 )
-            value_count, nesting_depth = size_by_anchor.get(yaml_event.anchor, (1, 0))
+            value_count, nesting_depth = values_by_anchor.get(yaml_event.anchor, (1, 0))
             expanded_values += value_count
         if nesting_depth >= 0 and nesting_depths:
             nesting_depths[-1] = max(nesting_depths[-1], nesting_depth)

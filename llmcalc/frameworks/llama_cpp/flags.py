@@ -20,7 +20,7 @@ DRAFTING = (
     Flag(("--cache-type-k-draft", "-ctkd", "--spec-draft-type-k"), "word", CACHE_TYPES),
     Flag(("--cache-type-v-draft", "-ctvd", "--spec-draft-type-v"), "word", CACHE_TYPES),
     Flag(("--device-draft", "-devd", "--spec-draft-device"), "text"),
-    Flag(("--override-tensor-draft", "-otd", "--spec-draft-override-tensor"), "text", repeats=True),
+    Flag(("--override-tensor-draft", "-otd", "--spec-draft-override-tensor"), "text", is_repeatable=True),
     Flag(
         ("--n-cpu-moe-draft", "-ncmoed", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe"),
         "number", least=0, most=10**6,
@@ -34,7 +34,7 @@ FLAGS = (
     *SHARED_FLAGS,
     *cache_types(),
     *DRAFTING,
-    Flag(("--kv-unified", "-kvu"), "switch", off=("-no-kvu",)),
+    Flag(("--kv-unified", "-kvu"), "switch", off_spellings=("-no-kvu",)),
     Flag(("--kv-unified-per-slot",), "tokens", most=10**9),
     Flag(("--swa-full",), "switch"),
     Flag(("--fit-ctx", "-fitc"), "tokens", most=10**9),

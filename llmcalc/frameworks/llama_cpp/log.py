@@ -144,13 +144,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         version=f"b{build_text}" if build_text and not is_ik_fork else build_text,
         model=log_values.last_text("model"),
         device=log_values.last_text("gpu"),
-        total=next(iter(_device_sizes(log_values)), None),
+        total_bytes=next(iter(_device_sizes(log_values)), None),
         flags=_ollama_flags(log_values) if is_ollama else _llama_server_flags(log_values, memory_terms),
         scheme=log_values.last_text("file_type").lower().replace(" - ", "_"),
         message=next((log_line.strip() for log_line in log_text.lines_with("out of memory", "failed to allocate")), ""),
         note=PLAN_NOTE if is_plan and memory_terms else "",
-        off=failed_buffer,
-        flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
+        wrong_term=failed_buffer,
+        suggested_flag=(OLLAMA_OPTIONS if is_ollama else BUFFER_FLAGS).get(
             failed_buffer, "num_ctx" if is_ollama else "--ctx-size"
         )
         if is_out_of_memory

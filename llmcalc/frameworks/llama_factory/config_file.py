@@ -121,7 +121,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         if trains_with_megatron(config):
             return read_megatron(reader, config, TRAINER_IGNORED | IGNORED)
         config = with_launcher_arguments(config, source_file)
-        reader.expandable = (source_file.world_size or 1) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
+        reader.requests_expandable_segments = (
+            source_file.world_size or 1
+        ) > 1  # launcher.py, `OPTIM_TORCH`, of several processes
         reader.check_names(config, (*known_argument_names(), *READ, *REFUSED), TRAINER_IGNORED | IGNORED)
         reader.refuse_if_set(
             config,
@@ -159,7 +161,7 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
                 f"with finetuning_type {finetuning_type}, quantized weights take no gradient"
             )
         if training_stage == "rm":
-            run_settings |= pair_settings(reader, "reward", run_settings, keeps_logits=True)
+            run_settings |= pair_settings(reader, "reward", run_settings, computes_logits=True)
             reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif training_stage == "dpo":
             loss = str(reader.value(config, "pref_loss", "sigmoid"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
+from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 
 COMMON: Mapping[str, Any] = {"zero_allow_untested_optimizer": True, **AUTO_FORMATS, **AUTO_BATCH}
 

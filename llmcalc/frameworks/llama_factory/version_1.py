@@ -50,7 +50,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         for size_name, ranks in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
             if config.get(size_name) not in (None, ranks):
                 reader.unknown[size_name] = f"it is modelled as {ranks}"
-        reader.expandable = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
+        reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
         sequences_at_once = batch * world_size // sequence_ranks
         global_batch = integer_of(reader, "global_batch_size", config.get("global_batch_size") or sequences_at_once)

@@ -43,7 +43,7 @@ def is_llm_foundry(config: Table) -> bool:
 def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an LLM Foundry config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        reader.expandable = config.get("expandable_segments") is not False
+        reader.requests_expandable_segments = config.get("expandable_segments") is not False
         model = reader.table(config, "model")
         world_size = reader.device_count(source_file.world_size)
         sequence_length = _resolved_value(reader, config, "max_seq_len", config.get("max_seq_len"))

@@ -44,8 +44,9 @@ class ExplainedLog:
     """A log with computed memory sizes. reading: the log's contents. terms: logged and computed sizes.
 
     preset, hardware, version: what the computation is for; None where the log and the user name none.
-    off: the term that is off or in the way; empty for none. flag: what changes it; empty for none that is known.
-    missing: what is not known, without which terms are not computed. notes: remarks.
+    wrong_term: the term that differs most, or that prevents the start; empty for none.
+    suggested_flag: the flag that changes this term; empty if none is known.
+    missing_inputs: what is not known, without which terms are not computed. notes: remarks.
     """
 
     reading: ParsedLog
@@ -53,7 +54,7 @@ class ExplainedLog:
     preset: Preset | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
-    off: str = ""
-    flag: str = ""
-    missing: tuple[str, ...] = ()
+    wrong_term: str = ""
+    suggested_flag: str = ""
+    missing_inputs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

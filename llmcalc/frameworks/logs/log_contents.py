@@ -51,12 +51,12 @@ class ParsedLog:
 
     program: the word of `--engine`, or the name of another program. title: its name on screens.
     terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
-    version, model, device: as printed; empty where the log has none. total: the device's memory.
-    free: what of it was free before the engine loaded its weights; None where the log does not say.
+    version, model, device: as printed; empty where the log has none. total_bytes: the device's memory.
+    free_bytes: what of it was free before the engine loaded its weights; None where the log does not say.
     flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
     scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
-    message: why the program stopped, in its words. refused: whether it refused to start by a rule of its own.
-    off, flag: the term that the log itself shows to be too large, and what changes it.
+    message: why the program stopped, in its words. refused_to_start: whether it refused to start by a rule of its own.
+    wrong_term, suggested_flag: the term that the log itself shows to be too large, and what changes it.
     oom_flag: what makes the program allocate less while it runs.
     cache_tokens, cache_dtype: the cache's length and number format, where they follow from the log alone.
     note: a remark on the start that the log shows; empty for none.
@@ -70,15 +70,15 @@ class ParsedLog:
     version: str = ""
     model: str = ""
     device: str = ""
-    total: int | None = None
-    free: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     has_arguments: bool = False
     scheme: str = ""
     message: str = ""
-    refused: bool = False
-    off: str = ""
-    flag: str = ""
+    refused_to_start: bool = False
+    wrong_term: str = ""
+    suggested_flag: str = ""
     oom_flag: str = ""
     cache_tokens: int = 0
     cache_dtype: str = ""
@@ -210,10 +210,10 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
     A list or a table of Python's literals is that list or table, another one is its text.
     """
     values_by_name: dict[str, Any] = {}
-    position, is_cut_off = 0, False
-    while (pair_match := _PAIR.search(arguments_text, position)) is not None:
+    text_position, is_cut_off = 0, False
+    while (pair_match := _PAIR.search(arguments_text, text_position)) is not None:
         printed_value: Any = pair_match["value"]
-        position = pair_match.end()
+        text_position = pair_match.end()
         if printed_value in ("True", "False"):
             printed_value = printed_value == "True"
         elif printed_value[0] in "'\"":
@@ -223,7 +223,7 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
             if not container_text:
                 is_cut_off = True
                 continue
-            position = pair_match.start("value") + len(container_text)
+            text_position = pair_match.start("value") + len(container_text)
             printed_value = _literal_value(container_text)
         values_by_name.setdefault(pair_match["name"], printed_value)
     return values_by_name

@@ -58,10 +58,10 @@ def read_log(file_name: str, log_text: LogText) -> ParsedLog:
         chosen_log,
         kind="oom",
         terms=(*chosen_log.terms, *torch_log.terms),
-        total=chosen_log.total or torch_log.total,
+        total_bytes=chosen_log.total_bytes or torch_log.total_bytes,
         message=torch_log.message,
-        off=torch_log.off,
-        flag=torch_log.flag or chosen_log.oom_flag,
+        wrong_term=torch_log.wrong_term,
+        suggested_flag=torch_log.suggested_flag or chosen_log.oom_flag,
     )
 
 

@@ -186,11 +186,11 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     source_file = reader.source
     field_values = _field_values(reader, arguments)
     argument_values = {flag.replace("-", "_").lstrip("_"): argument_value for flag, argument_value in arguments.items()}
-    model_kind = _model_kind(field_values, argument_values, source_file.script)
+    model_kind = _model_kind(field_values, argument_values, source_file.script_name)
     if field_values.get("recompute_activations"):
         field_values.setdefault("recompute_granularity", "selective")
     settings = MegatronSettings(
-        kind=model_kind, env=env, date=source_file.date, gpu=source_file.gpu or "H100", **field_values
+        kind=model_kind, env=env, date=source_file.release_date, gpu=source_file.gpu or "H100", **field_values
     )
     world_size = source_file.world_size
     if world_size is None:
@@ -235,8 +235,8 @@ def _read_arguments(reader: LaunchReader, arguments: Table, env: dict[str, str])
     layout = settings.layout()
     _check_layers(settings, layout)
     command_settings = options_of_arguments(settings)
-    if source_file.unset:
-        reader.notes.append(f"{', '.join(sorted(source_file.unset)[:10])}: taken as not set")
+    if source_file.unset_variables:
+        reader.notes.append(f"{', '.join(sorted(source_file.unset_variables)[:10])}: taken as not set")
     launch_settings = LaunchSettings(layout, command_settings, settings)
     return reader.launch("megatron", launch_settings, spec=spec, env=env, gpu=source_file.gpu)
 

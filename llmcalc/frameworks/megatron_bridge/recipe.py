@@ -327,7 +327,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **host_optimizer_settings(reader, config, "optimizer."),
     }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
-    reader.counted_ends = (
+    reader.ends_counted_as_layers = (
         config_value("model.account_for_embedding_in_pipeline_split") is True,
         config_value("model.account_for_loss_in_pipeline_split") is True,
     )

@@ -179,9 +179,9 @@ def _set_zero_stage(reader: LaunchReader, arguments: Mapping[str, Any], megatron
     zero_stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
     config = arguments.get("--deepspeed_config")
     deepspeed_config: Mapping[str, Any] = {}
-    if isinstance(config, str) and reader.source.fetch is not None:
+    if isinstance(config, str) and reader.source.fetch_table is not None:
         try:
-            deepspeed_config = reader.source.fetch(config)
+            deepspeed_config = reader.source.fetch_table(config)
         except ValueError:
             if zero_stage is None:
                 raise

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
-from ..launch.auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.grpo import grpo_length, with_log_probabilities
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer

@@ -312,7 +312,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         if world_size > 1:
             reader.frozen = FP32_SHARDS
         reader.notes.append("frozen weights are in fp32")
-    reader.expandable = any(
+    reader.requests_expandable_segments = any(
         "expandable_segments:true" in str(policy_table.get(f"dtensor_cfg.env_vars.{variable_name}", "")).lower()
         for variable_name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     )
@@ -433,7 +433,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=engine if is_colocated and engine in ENGINES else "",
         flags=flags,
-        sleeps=True,
+        sleeps_while_idle=True,
         is_own_process=True,
         offloaded=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
         sequences=reader.integer(policy_table, "logprob_batch_size", 1),

@@ -18,11 +18,11 @@ FLAGS = (
     Flag(("OLLAMA_CONTEXT_LENGTH",), "tokens", least=0, most=10**9),
     Flag(("OLLAMA_NUM_PARALLEL", "--num-parallel"), "number", least=0, most=10**4),
     Flag(("OLLAMA_KV_CACHE_TYPE", "--kv-cache-type"), "word", ("f16", "q8_0", "q4_0")),
-    Flag(("OLLAMA_FLASH_ATTENTION", "--flash-attention"), "word", YES_NO, bare="1"),
+    Flag(("OLLAMA_FLASH_ATTENTION", "--flash-attention"), "word", YES_NO, value_if_bare="1"),
     Flag(("OLLAMA_GPU_OVERHEAD", "--gpu-overhead"), "number", least=0, most=10**13),
     Flag(("--num-gpu",), "number", least=-1, most=10**6),
     Flag(("--num-batch",), "number", most=10**7),
-    Flag(("--use-mmap",), "word", YES_NO, bare="true"),
+    Flag(("--use-mmap",), "word", YES_NO, value_if_bare="true"),
     Flag(("CUDA_VISIBLE_DEVICES",), "text"),
     *idle_flags_of(__file__),
 )

@@ -13,8 +13,8 @@ from typing import Any
 from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
-from ..launch.auto_values import AUTO_BUCKETS
 from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.deepspeed_auto_values import AUTO_BUCKETS
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
 from ..launch.rollout import AdditionalModel, Place, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
@@ -250,7 +250,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         source=SOURCE,
         engine="vllm" if has_engine else "",
         flags=_engine_flags(reader, config) if has_engine else {},
-        sleeps=engine_sleeps,
+        sleeps_while_idle=engine_sleeps,
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, ranks),

@@ -23,7 +23,7 @@ from ..launch.command_line import (
 from ..launch.notebook import is_python_name, read_launch_text
 from ..launch.python_source import is_python
 from ..launch.unresolved import is_unresolved, printable
-from ..launch.windows import posix_paths
+from ..launch.windows_scripts import posix_paths
 from ..launch.yaml_text import LARGEST, parse_braces, parse_yaml
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of_program, read_arguments, words_of_tables

@@ -87,7 +87,7 @@ class ServerFinder:
                 **_known_variables(command_line.env),
             }
             container = replace(outer_container, place=place_of_line, words=command_words, env=command_environment)
-            for started_server in self.servers_in_words(container, shell_script.files, nesting_depth, True):
+            for started_server in self.servers_in_words(container, shell_script.written_files, nesting_depth, True):
                 started_engines.add(started_server.start.program.engine)
                 yield started_server.with_version_in_file(engine_versions)
             daemon_servers += _servers_of_daemon(command_words, container)
@@ -175,7 +175,7 @@ def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
-    for file_name, file_text in script.files.items():
+    for file_name, file_text in script.written_files.items():
         if is_modelfile(file_text, file_name):
             yield server_in_modelfile(
                 file_text,

@@ -25,12 +25,12 @@ from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
-from .compressed import compressed_tokens
-from .drafts import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
+from .compressed_pools import compressed_tokens
+from .cuda_graphs import decode_graphs_mib, prompt_graphs_mib
 from .flags import SCHEMES
-from .graphs import decode_graphs_mib, prompt_graphs_mib
 from .host_experts import host_expert_notes, host_experts_bytes
-from .states import RankLoad, StatePool, state_pool
+from .recurrent_states import RankLoad, StatePool, state_pool
+from .speculation import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
 from .versions import SGLangRecord, SGLangRules, sglang_record
 from .weights import loaded_scale_bytes, unused_segment_bytes
 
@@ -558,7 +558,9 @@ def memory(server: SGLangServer) -> EngineMemory:
         weight_bytes = server.logged_or_computed_bytes("weights", server.loaded_bytes(rank))
         cache_bytes = server.logged_or_computed_bytes("kv_cache", budget_bytes - weight_bytes - server.multimodal_bytes)
         slot_pool = server.state_pool_in_bytes(rank, cache_bytes)
-        cache_tokens = server.cache_tokens_in_bytes(rank, cache_bytes if slot_pool is None else slot_pool.left)
+        cache_tokens = server.cache_tokens_in_bytes(
+            rank, cache_bytes if slot_pool is None else slot_pool.remaining_bytes
+        )
         has_request_slots = slot_pool is None or slot_pool.requests > 0
         stage_memories.append((cache_tokens if has_request_slots else 0, cache_bytes, weight_bytes, rank, slot_pool))
     cache_tokens, cache_bytes, weight_bytes, rank, slot_pool = min(
@@ -655,7 +657,7 @@ def _states_note(slot_pool: StatePool | None, concurrency: float) -> str:
     if slot_pool is None or slot_pool.requests >= concurrency:
         return ""
     return (
-        f"{slot_pool.slots:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
+        f"{slot_pool.slot_count:,} slots of recurrent states are enough for {slot_pool.requests:,} requests at once "
         "(--max-mamba-cache-size, --mamba-full-memory-ratio)"
     )
 

@@ -37,17 +37,17 @@ def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
         if placement_flags:
             raise InputError(f"--{placement_flags[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
         return Fraction(0)
-    layers = list(_expert_layers(rank))
-    if not layers:
+    expert_layers = list(_expert_layers(rank))
+    if not expert_layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
-    total_experts = sum(experts_per_layer * device_experts for experts_per_layer, device_experts in layers)
+    total_experts = sum(experts_per_layer * device_experts for experts_per_layer, device_experts in expert_layers)
     if SHARE in flags:
         return 1 - Fraction(int(total_experts * flags[SHARE]), total_experts)
     device_experts = int(flags.get(NUMBER, 0))
-    least_experts = min(experts_per_layer for experts_per_layer, _ in layers)
+    least_experts = min(experts_per_layer for experts_per_layer, _ in expert_layers)
     if device_experts > least_experts:
         raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {least_experts:,} experts")
-    return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in layers), total_experts)
+    return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in expert_layers), total_experts)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:

@@ -46,7 +46,11 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without any."""
-    ranks = [int(match[1]) for log_line in log_text.lines_with(*RANK_HINTS) if (match := _RANK.search(log_line[:120]))]
+    ranks = [
+        int(flag_match[1])
+        for log_line in log_text.lines_with(*RANK_HINTS)
+        if (flag_match := _RANK.search(log_line[:120]))
+    ]
     first_rank = min(ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
     logged_flags: dict[str, Any] = {}
@@ -60,21 +64,21 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags))
     if not memory_terms and not startup_message:
         return None
-    known_fields = {flag.field_name for flag in flags() if not flag.is_idle and not flag.refused}
+    known_fields = {flag_name.field_name for flag_name in flags() if not flag_name.is_idle and not flag_name.refused}
     return ParsedLog(
         program="sglang",
         title="SGLang",
         terms=memory_terms,
         version=log_values.version,
-        free=log_values.last_size("free"),
+        free_bytes=log_values.last_size("free"),
         model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
         | ({} if logged_flags else layout_flags)
         | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
         has_arguments=bool(logged_flags),
         message=startup_message.strip(),
-        refused=bool(startup_message),
-        flag="--mem-fraction-static" if startup_message else "",
+        refused_to_start=bool(startup_message),
+        suggested_flag="--mem-fraction-static" if startup_message else "",
         oom_flag="--mem-fraction-static",
         layout_note="" if logged_flags else layout_note,
     )

@@ -23,7 +23,7 @@ ENGINE = Engine(
         "--batch": "--max-running-requests",
         "--devices": "--tp-size",
     },
-    other_ways={
+    alternatives_by_option={
         "--draft": "--speculative-algorithm nextn, or another with --speculative-draft-model-path",
         "--draft-tokens": "--speculative-num-draft-tokens",
     },

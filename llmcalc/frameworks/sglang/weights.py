@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...ops import ExpertLinear
 from ...optional import included_part_names
 from ..engines.rank import EngineRank
-from ..engines.weight_matrices import segment_rests
+from ..engines.weight_matrices import segment_remainders
 
 MXFP4_GROUP, LOADED_SCALE_BYTES = 32, 4
 """Elements of a group of MXFP4 with one scale, and bytes of a scale as it is loaded (float32)."""
@@ -24,14 +24,15 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
         return 0
     included_parts = included_part_names(rank.with_mtp, with_towers=False)
     expert_elements = sum(
-        int(weight_tensor.size) * int(place.times)
-        for place in rank.model.tree().walk()
-        if isinstance(place.node.op, ExpertLinear) and (not place.optional or place.optional in included_parts)
-        for weight_tensor in place.node.op.tensors()
+        int(weight_tensor.size) * int(node_position.times)
+        for node_position in rank.model.tree().walk()
+        if isinstance(node_position.node.op, ExpertLinear)
+        and (not node_position.optional or node_position.optional in included_parts)
+        for weight_tensor in node_position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
 
 def unused_segment_bytes(rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
-    return sum(rest_bytes * segments for rest_bytes, segments in segment_rests(rank).items())
+    return sum(rest_bytes * segments for rest_bytes, segments in segment_remainders(rank).items())

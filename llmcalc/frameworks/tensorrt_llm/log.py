@@ -57,7 +57,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         terms=memory_terms,
         version=log_values.version,
         model=str(logged_arguments.get("model", logged_arguments.get("model_path", ""))),
-        total=log_values.last_size("total"),
+        total_bytes=log_values.last_size("total"),
         flags=flags,
         has_arguments=bool(logged_arguments),
         oom_flag="--max_num_tokens",

@@ -12,7 +12,9 @@ SERVING = FrameworkEvidence(
     name="torch",
     witness=DTENSOR,
     parts=dict.fromkeys((*LLAMA_PARTS, ("norm", "layernorm"), ("position", "learned")), DTENSOR),
-    rest=source_code_witness("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"),
+    other_witness=source_code_witness(
+        "torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"
+    ),
 )
 """Passes without gradients."""
 
@@ -21,7 +23,7 @@ REPLAYED = source_code_witness(
     "tests/frameworks/torch/test_pipeline.py",
 )
 
-TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, rest=REPLAYED)
+TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, other_witness=REPLAYED)
 """Training: no part is known better than by the source."""
 
 
@@ -32,5 +34,5 @@ def evidence_for(layout: Layout, is_training: bool) -> FrameworkEvidence:
     return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE
 
 
-ALONE = FrameworkEvidence(name="torch", witness=DTENSOR, rest=DTENSOR)
+ALONE = FrameworkEvidence(name="torch", witness=DTENSOR, other_witness=DTENSOR)
 """Replicas, each of which runs the whole model as one device does."""

@@ -115,10 +115,10 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="torch" if trainer_log is None else trainer_log.title,
         terms=(*(trainer_log.terms if trainer_log else ()), *memory_terms),
         kind="oom",
-        total=total_bytes,
+        total_bytes=total_bytes,
         message=error_messages[-1].strip(),
-        off=term_at_fault,
-        flag=flag or ("" if trainer_log is None else trainer_log.oom_flag),
+        wrong_term=term_at_fault,
+        suggested_flag=flag or ("" if trainer_log is None else trainer_log.oom_flag),
     )
 
 

@@ -96,7 +96,7 @@ def _component_name(component_table: Any) -> str:
 def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a torchtune config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
-        reader.expandable = True  # torchtune/__init__.py
+        reader.requests_expandable_segments = True  # torchtune/__init__.py
         reader.check_names(config, READ, IGNORED, "no key that is known")
         reader.refuse_if_set(config, OFF)
         for argument_name in PARALLEL_SIZES:

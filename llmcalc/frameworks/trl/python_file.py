@@ -177,8 +177,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.unknown |= changes.unknown
         reader.notes += changes.notes
         reader.check_unknown()
-        if script_arguments.values_used:
-            reader.notes.append(f"arguments of the file: {script_arguments.values_used}")
+        if script_arguments.used_values_text:
+            reader.notes.append(f"arguments of the file: {script_arguments.used_values_text}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
@@ -217,10 +217,10 @@ def _length_of_texts(syntax_tree: ast.Module) -> dict[str, Any]:
 
 def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) -> None:
     """Raises `InputError` for a typed argument that the Python file does not declare."""
-    if script_arguments.undeclared:
+    if script_arguments.undeclared_flag:
         declared_options = ", ".join(f"--{option_name}" for option_name in [*script_arguments.defaults][:6]) or "none"
         raise reader.wrong(
-            script_arguments.undeclared, f"no argument that the file declares; it declares {declared_options}"
+            script_arguments.undeclared_flag, f"no argument that the file declares; it declares {declared_options}"
         )
 
 

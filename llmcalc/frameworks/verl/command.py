@@ -93,7 +93,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
                 config = with_keys_of_fsdp(reader, config)
             return reader.launch("fsdp2", run_of_sft(reader, config), target=model_id)
         model_id = model_name(overrides_by_key.get(f"{MODEL}.path"))
-        reader.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
+        reader.requests_expandable_segments = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         uses_megatron = _uses_megatron(reader, config, command_line.words)
         check_keys(reader, config)
         world_size = _training_devices(reader, config)

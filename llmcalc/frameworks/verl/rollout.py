@@ -50,7 +50,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         source=SOURCE,
         engine=engine_name,
         flags=flags,
-        sleeps=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
+        sleeps_while_idle=reader.flag(config, f"{ROLLOUT}.free_cache_engine", True),
         is_own_process=True,
         offloaded=frozenset(
             states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{section_kind}.{name}")

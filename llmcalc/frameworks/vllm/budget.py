@@ -108,13 +108,13 @@ class VLLMServer(VLLMSettings):
             tokens=self.max_num_batched_tokens,
             sequences=min(self.max_num_seqs, self.max_num_batched_tokens),
             element_bytes=self.element_bytes,
-            units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
-            last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
-            chunked=self.has_chunked_prefill,
+            compute_units=DEFAULT_COMPUTE_UNITS if compute_units is None else compute_units.count,
+            is_last_stage=stage_number == self.pp - 1 and not self.has_embedding_output,
+            has_chunked_prefill=self.has_chunked_prefill,
             stages=self.pp,
             encoder=self.encoder_run if stage_number == 0 else None,
             keeps_pixels=self.second_runner is None,
-            workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
+            attention_workspace=sparse_workspace(rank, self.longest_request, self.max_num_batched_tokens),
             cublas_workspace=cuda_runtime_of(self.hardware).workspace_bytes,
             compilation_bytes=compilation_bytes(rank, self.max_num_batched_tokens, self.element_bytes)
             if compiles_embedding
@@ -142,16 +142,16 @@ class VLLMServer(VLLMSettings):
             free_bytes = self.free_bytes_at_start - self.stored_weights_bytes(self.rank_of_stage(0))
             chunk_bytes = min(free_bytes // 2, self.total_memory // 10) if videos_as_images.reads_chunks else 0
         encoder_request = EncoderRequest(
-            tokens=self.max_num_batched_tokens,
-            sequences=self.max_num_seqs,
-            length=self.longest_request,
-            limit=image_limit(inputs_per_prompt),
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.longest_request,
+            images_per_prompt=image_limit(inputs_per_prompt),
             ranks=1 if ranks_have_whole_encoder else self.tp,
             image_ranks=self.tp if ranks_have_whole_encoder else 1,
             element_bytes=self.element_bytes,
-            frames=self.engine_record.frames_of_videos(self.version_of_rules, patch_size),
-            size=image_size(inputs_per_prompt),
-            videos=videos_as_images if has_videos else None,
+            video_frames=self.engine_record.frames_of_videos(self.version_of_rules, patch_size),
+            image_size=image_size(inputs_per_prompt),
+            videos_as_images=videos_as_images if has_videos else None,
             chunk_bytes=chunk_bytes,
         )
         return encoder_run(self.preset.model, encoder_request, self.flags.get("mm_processor_kwargs", {}))
@@ -197,7 +197,7 @@ class VLLMServer(VLLMSettings):
         return max(0, rank.weight_bytes + rope_table_bytes + padding_bytes + copied_bytes - offloaded_bytes)
 
     def unsplit_bytes(self, rank: EngineRank) -> int:
-        """Returns the bytes beside a rank's weights that torch counts as allocated with them.
+        """Returns the remainders of weight segments that torch's allocator counts as allocated.
 
         0 with `expandable_segments` (CUDACachingAllocator.cpp, `should_split`), and where vLLM converts the weights.
         """
@@ -325,7 +325,7 @@ class VLLMServer(VLLMSettings):
             MemoryTerm(
                 "profile_run",
                 profile_run_bytes,
-                term_status if profile_run.workspace or profile_run.compilation_bytes else "source",
+                term_status if profile_run.attention_workspace or profile_run.compilation_bytes else "source",
                 version_rules.source_location,
                 profile_run.origin(rank, version_rules),
             ),
@@ -344,7 +344,7 @@ class VLLMServer(VLLMSettings):
     @cached_property
     def fullest_stage(self) -> StageMemory:
         """The memory of the pipeline stage with the fewest cache blocks."""
-        return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.blocks)
+        return min(map(self.stage_memory, range(self.pp)), key=lambda stage_memory: stage_memory.block_count)
 
     def penalty_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of token counts for sampling penalties, if these reduce the KV cache."""
@@ -379,9 +379,9 @@ class StageMemory(NamedTuple):
 
     terms: tuple[MemoryTerm, ...]
     pool: BlockPool
-    available: int
-    blocks: int
-    graphs: int
+    available_bytes: int
+    block_count: int
+    graph_bytes: int
 
 
 def memory(server: VLLMServer) -> EngineMemory:
@@ -389,7 +389,7 @@ def memory(server: VLLMServer) -> EngineMemory:
     if server.flags.get("max_model_len") in AUTO_WORDS:
         return memory(server.with_flags(max_model_len=longest_request(server) or server.longest_request))
     fullest_stage = server.fullest_stage
-    kv_pool, block_count, version_rules = fullest_stage.pool, fullest_stage.blocks, server.rules
+    kv_pool, block_count, version_rules = fullest_stage.pool, fullest_stage.block_count, server.rules
     longest_tokens, tokens_in_flight = server.longest_request, server.tokens_in_flight
     max_concurrency = kv_pool.max_concurrency(block_count, longest_tokens, tokens_in_flight)
     startup_error = _startup_error(server, fullest_stage, max_concurrency)
@@ -406,7 +406,7 @@ def memory(server: VLLMServer) -> EngineMemory:
         assumed=server.assumed_flags,
         settings=server.settings,
         layout=server.whole_layout,
-        most_sequences=fullest_stage.blocks
+        most_sequences=fullest_stage.block_count
         if startup_error.startswith(server.engine_record.messages["sequences"])
         else 0,
         notes=tuple(filter(None, (server.version.note, *_server_notes(server)))),
@@ -424,24 +424,26 @@ def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: f
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"
-    if batch_tokens < server.batch_of_an_item:
+    if batch_tokens < server.largest_input_tokens:
         message_start = message_texts["whole_item"]
-        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {server.batch_of_an_item}"
+        expected_text = f"expected at least {server.largest_input_tokens}"
+        return f"{message_start} (--max-num-batched-tokens {batch_tokens}); {expected_text}"
     if version_rules.checks_free_memory and server.free_bytes_at_start < budget_bytes:
         free_gib = server.free_bytes_at_start / GIB
         return f"{message_texts['free_memory']} ({server.utilization}): {free_gib:.2f} GiB are free"
-    if stage_memory.available <= 0:
+    if stage_memory.available_bytes <= 0:
         return message_texts["no_cache"]
     if concurrency < 1:
         longest_request_tokens = stage_memory.pool.longest_request(
-            stage_memory.blocks, server.tokens_in_flight, max_model_len
+            stage_memory.block_count, server.tokens_in_flight, max_model_len
         )
         message_start = message_texts["one_request_v0" if version_rules.generation == "v0" else "one_request"]
         return f"{message_start} (--max-model-len {max_model_len}); the longest that fits is {longest_request_tokens}"
-    if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.blocks:
-        return f"{message_texts['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage_memory.blocks} fit"
+    if server.needs_blocks_of_sequences(stage_memory.pool) and server.max_num_seqs > stage_memory.block_count:
+        requested_text = f"(--max-num-seqs {server.max_num_seqs})"
+        return f"{message_texts['sequences']} {requested_text}; at most {stage_memory.block_count} fit"
     unused_bytes = (server.total_memory if version_rules.counts_context else server.free_bytes_at_start) - budget_bytes
-    if not server.subtracts_graphs and unused_bytes < stage_memory.graphs:
+    if not server.subtracts_graphs and unused_bytes < stage_memory.graph_bytes:
         return message_texts["outside_budget"]
     return ""
 
@@ -485,7 +487,7 @@ def _compilation_notes(server: VLLMServer) -> list[str]:
     if server.preset.model.towers:
         return ["a restart is counted; a first start, which compiles, may have less cache (vLLM issues 54122, 54383)"]
     first_start_server = server.with_flags(**{CACHE_VARIABLE: 1})
-    lost_bytes = server.fullest_stage.available - first_start_server.fullest_stage.available
+    lost_bytes = server.fullest_stage.available_bytes - first_start_server.fullest_stage.available_bytes
     if lost_bytes <= 0:
         return []
     lost_gib = f"{lost_bytes / GIB:.2f} GiB"
@@ -495,4 +497,6 @@ def _compilation_notes(server: VLLMServer) -> list[str]:
 def longest_request(server: VLLMServer) -> int:
     """Returns the largest `--max-model-len` for which the cache holds one request; 0 if there is none."""
     fullest_stage = server.fullest_stage
-    return fullest_stage.pool.longest_request(fullest_stage.blocks, server.tokens_in_flight, server.longest_request)
+    return fullest_stage.pool.longest_request(
+        fullest_stage.block_count, server.tokens_in_flight, server.longest_request
+    )

@@ -94,7 +94,7 @@ def _turboquant_bytes(cache_format: str, head_dim: int, rank: EngineRank, versio
     """
     if version_numbers < TURBOQUANT_FROM:
         raise InputError(f"--kv-cache-dtype {cache_format}: is modelled from vLLM 0.21 on; expected fp8")
-    if not rank.state_caches or any(cache.window for cache in rank.token_caches):
+    if not rank.state_caches or any(token_cache.window for token_cache in rank.token_caches):
         raise InputError(
             f"--kv-cache-dtype {cache_format}: is modelled for models with recurrent states alone, whose layers "
             "all have it; expected fp8"

@@ -30,7 +30,7 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
     if server_memory.message.startswith(server.engine_record.messages["aligned_block"]):
         yield f"--max-num-batched-tokens {block_tokens}", {"max_num_batched_tokens": block_tokens}
     if server_memory.message.startswith(server.engine_record.messages["whole_item"]):
-        item_tokens = server.batch_of_an_item
+        item_tokens = server.largest_input_tokens
         yield f"--max-num-batched-tokens {item_tokens}", {"max_num_batched_tokens": item_tokens}
     if most_sequences > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most_sequences}", {"max_num_seqs": most_sequences}

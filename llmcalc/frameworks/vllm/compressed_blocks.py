@@ -35,13 +35,13 @@ FLOAT32_BYTES = 4
 class CachePages(NamedTuple):
     """The pages of a cache in all layers of one type.
 
-    layers: number of layers. bytes: bytes of a page. block: tokens of a page. window: tokens that the cache keeps; None
-    for all tokens.
+    layers: number of layers. bytes: bytes of a page. block_tokens: tokens of a page.
+    window: tokens that the cache keeps; None for all tokens.
     """
 
     layers: int
     bytes: int
-    block: int
+    block_tokens: int
     window: int | None
 
 
@@ -55,14 +55,14 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
         raise ImpossibleLayout("--pipeline-parallel-size: of compressed attention is not modelled; expected 1")
     pages_by_group: dict[tuple[int, int | None], list[CachePages]] = {}
     for cache_pages in _pages_of_model(rank, has_fp4_indexer and layout == "groups"):
-        pages_by_group.setdefault((cache_pages.block, cache_pages.window), []).append(cache_pages)
+        pages_by_group.setdefault((cache_pages.block_tokens, cache_pages.window), []).append(cache_pages)
     entry_pages = pages_by_group.pop((ENTRY_BLOCK, None), [])
     if not entry_pages:
         raise InputError("--engine vllm: compressed attention without entries is not modelled")
     page_sizes = sorted({cache_pages.bytes for cache_pages in entry_pages})
     page_tuple_counts = [_page_tuple_count(entry_pages), *map(_page_tuple_count, pages_by_group.values())]
     page_tuples_per_group = _page_tuples_per_group(page_tuple_counts, page_tuple_counts[0])
-    layer_groups, pages_per_block = [LayerGroup(1, None, block=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
+    layer_groups, pages_per_block = [LayerGroup(1, None, block_tokens=ENTRY_BLOCK)], [_layers_by_size(entry_pages)]
     for (block_tokens, window), group_pages in pages_by_group.items():
         if layout != "groups":  # pages have the bytes of the next larger page of entries
             group_pages = [
@@ -70,7 +70,7 @@ def compressed_pool(rank: EngineRank, layout: PageLayout, has_fp4_indexer: bool 
                 for pages in group_pages
             ]
         page_tuple_count = -(-_page_tuple_count(group_pages) // page_tuples_per_group)
-        layer_groups.append(LayerGroup(page_tuple_count, window, block=block_tokens))
+        layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens))
         pages_per_block.append(
             {page_bytes: -(-layers // page_tuple_count) for page_bytes, layers in _layers_by_size(group_pages).items()}
         )
@@ -157,5 +157,10 @@ def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], l
     if layout == "tuples":
         return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
     if layout == "page sizes":
-        return sum(size * max(pages_by_size.get(size, 0) for pages_by_size in pages_per_block) for size in page_sizes)
-    return max(sum(size * pages for size, pages in pages_by_size.items()) for pages_by_size in pages_per_block)
+        return sum(
+            page_size * max(pages_by_size.get(page_size, 0) for pages_by_size in pages_per_block)
+            for page_size in page_sizes
+        )
+    return max(
+        sum(page_size * pages for page_size, pages in pages_by_size.items()) for pages_by_size in pages_per_block
+    )

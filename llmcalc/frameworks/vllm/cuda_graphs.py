@@ -101,19 +101,19 @@ def cuda_graphs(
     graph_mode = graph_mode_of(compilation_config)
     if flags.get("enforce_eager") or graph_mode in ("NONE", "0") or compilation_config.get("level", 3) == 0:
         return CUDAGraphs()
-    chosen_sizes = flags.get("cudagraph_capture_sizes") or compilation_config.get("cudagraph_capture_sizes")
+    typed_sizes = flags.get("cudagraph_capture_sizes") or compilation_config.get("cudagraph_capture_sizes")
     default_sizes = INTERACTIVE_SIZES if flags.get("performance_mode") == "interactivity" else GRAPH_SIZES
-    batch_sizes = default_sizes if chosen_sizes is None else tuple(dict.fromkeys(chosen_sizes))
+    batch_sizes = default_sizes if typed_sizes is None else tuple(dict.fromkeys(typed_sizes))
     largest_size = flags.get("max_cudagraph_capture_size", compilation_config.get("max_cudagraph_capture_size"))
     if largest_size is None:
-        largest_size = max(batch_sizes) if chosen_sizes else default_limit
+        largest_size = max(batch_sizes) if typed_sizes else default_limit
     captured_sizes = [batch_size for batch_size in batch_sizes if batch_size <= min(largest_size, batch_tokens)]
-    full_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
+    full_graph_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
     has_adapter_graphs = flags.get("enable_lora") and compilation_config.get("cudagraph_specialize_lora", True)
     return CUDAGraphs(
         piecewise=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
-        full=0 if graph_mode == "PIECEWISE" else len(full_sizes),
-        largest_batch=0 if graph_mode == "PIECEWISE" else max(full_sizes, default=0),
+        full=0 if graph_mode == "PIECEWISE" else len(full_graph_sizes),
+        largest_batch=0 if graph_mode == "PIECEWISE" else max(full_graph_sizes, default=0),
         copies=2 if has_adapter_graphs else 1,  # v1/cudagraph_dispatcher.py
     )
 

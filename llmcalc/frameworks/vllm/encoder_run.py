@@ -45,22 +45,26 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 class EncoderRequest(NamedTuple):
     """The settings that determine the image encoder's part of the profile run.
 
-    tokens, sequences, length: max_num_batched_tokens, max_num_seqs and max_model_len. limit: images of a prompt.
-    ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide the
-    images. element_bytes: bytes of an activation. frames: frames of the longest video, for classes whose videos have
-    more tokens than their images; None for others. size: height and width of the image in pixels; None for the largest.
+    max_num_batched_tokens, max_num_seqs, max_model_len: the values of these flags.
+    images_per_prompt: largest number of images of a prompt.
+    ranks: number of ranks that divide the encoder's matrices; 1 where each has them whole.
+    image_ranks: number of ranks that divide the images.
+    element_bytes: bytes of an element of activations.
+    video_frames: frames of the longest video, for classes whose videos have more tokens than their images; None for
+        others.
+    image_size: height and width of the image in pixels; None for the largest.
     """
 
-    tokens: int
-    sequences: int
-    length: int
-    limit: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    images_per_prompt: int
     ranks: int
     image_ranks: int
     element_bytes: int
-    frames: VideoFrames | None = None
-    size: tuple[int, int] | None = None
-    videos: VideosAsImages | None = None
+    video_frames: VideoFrames | None = None
+    image_size: tuple[int, int] | None = None
+    videos_as_images: VideosAsImages | None = None
     chunk_bytes: int | None = None
 
 
@@ -135,10 +139,12 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
     The configs of 12B, 26B-A4B and 31B state it (`use_bidirectional_attention`: vision). Those of E2B and E4B, which
     have an embedding of every layer, do not.
     """
-    budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
+    token_budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
     if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
         return 0
-    return max((budget.max_tokens for budget in budgets if isinstance(budget, TokenBudget)), default=0)
+    return max(
+        (token_budget.max_tokens for token_budget in token_budgets if isinstance(token_budget, TokenBudget)), default=0
+    )
 
 
 def encoder_run(
@@ -149,41 +155,45 @@ def encoder_run(
     processor_settings: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
     """
     tower = image_tower(spec)
-    if tower is None or tower.image is None or encoder_request.limit == 0:
+    if tower is None or tower.image is None or encoder_request.images_per_prompt == 0:
         return None
     image_resizing = _apply_processor_limits(tower.image, processor_settings)
     image_sizes = (
         [(tiles_down * LARGEST_SIDE, tiles_across * LARGEST_SIDE) for tiles_down, tiles_across in ASPECT_RATIOS]
-        if encoder_request.size is None
-        else [encoder_request.size]
+        if encoder_request.image_size is None
+        else [encoder_request.image_size]
     )
     largest_image = max(
         _processed_images(image_resizing, image_sizes, tower.patches.patch_size),
         key=lambda processed_image: processed_image.tokens,
     )
     images_per_input = 1
-    if encoder_request.frames is not None:
-        most_images = encoder_request.length // largest_image.tokens - encoder_request.frames.beside_image
-        images_per_input = max(1, min(encoder_request.frames.frames // tower.patches.temporal_patch_size, most_images))
-    mark_tokens = int(getattr(image_resizing, "marks", 0))
+    if encoder_request.video_frames is not None:
+        most_images = encoder_request.max_model_len // largest_image.tokens - encoder_request.video_frames.beside_image
+        images_per_input = max(
+            1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, most_images)
+        )
+    timestamp_tokens = int(getattr(image_resizing, "marks", 0))
     tokens, image_patches = (
-        largest_image.tokens - mark_tokens,
+        largest_image.tokens - timestamp_tokens,
         largest_image.parts * largest_image.rows * largest_image.columns,
     )
-    if encoder_request.videos is not None and isinstance(image_resizing, TokenBudget):
-        image_patches = image_patches * encoder_request.videos.frame_tokens // image_resizing.max_tokens
-        images_per_input, tokens, mark_tokens = (
-            encoder_request.videos.frames,
-            encoder_request.videos.frame_tokens,
-            encoder_request.videos.marks,
+    if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
+        image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
+        images_per_input, tokens, timestamp_tokens = (
+            encoder_request.videos_as_images.frames,
+            encoder_request.videos_as_images.frame_tokens,
+            encoder_request.videos_as_images.marks,
         )
-    tokens, marked_tokens = (
+    tokens, tokens_with_timestamps = (
         images_per_input * tokens,
-        images_per_input * (tokens + (mark_tokens if encoder_request.videos is not None else 0)),
+        images_per_input * (tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
     )
-    token_budget = max(encoder_request.tokens, marked_tokens)
-    prompt_images = max(1, min(encoder_request.limit, encoder_request.length // marked_tokens))
-    image_count = max(1, min(token_budget // marked_tokens, encoder_request.sequences * prompt_images))
+    token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
+    prompt_images = max(
+        1, min(encoder_request.images_per_prompt, encoder_request.max_model_len // tokens_with_timestamps)
+    )
+    image_count = max(1, min(token_budget // tokens_with_timestamps, encoder_request.max_num_seqs * prompt_images))
     patches_per_input = images_per_input * image_patches
     patch_elements = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
     element_bytes = encoder_request.element_bytes

@@ -26,25 +26,25 @@ PADDING_RATIO = 1.5
 
 @frozen
 class LayerGroup:
-    """Layers with one cache type. groups: number of KV cache groups. window: tokens per layer, or None for all.
+    """Layers with one cache type. group_count: number of KV cache groups. window: tokens per layer, or None for all.
 
-    states: how their recurrent states are kept; None for keys and values. block: tokens of the group's blocks; None for
-    those of the pool.
+    state_blocks: the storage of recurrent states; None for keys and values.
+    block_tokens: tokens of the group's blocks; None for those of the pool.
     """
 
-    groups: int
+    group_count: int
     window: int | None
-    states: StateBlocks | None = None
-    block: int | None = None
+    state_blocks: StateBlocks | None = None
+    block_tokens: int | None = None
 
     def blocks(self, request_tokens: int, block_tokens: int, tokens_in_flight: int) -> int:
         """Returns the blocks of a request of this length. tokens_in_flight: tokens that are scheduled at once."""
-        block_tokens = self.block or block_tokens
-        if self.states is not None:
-            return self.groups * self.states.blocks_of_request(request_tokens, block_tokens)
+        block_tokens = self.block_tokens or block_tokens
+        if self.state_blocks is not None:
+            return self.group_count * self.state_blocks.blocks_of_request(request_tokens, block_tokens)
         if self.window is None:
-            return self.groups * -(-request_tokens // block_tokens)
-        return self.groups * (-(-min(self.window - 1 + tokens_in_flight, request_tokens) // block_tokens) + 1)
+            return self.group_count * -(-request_tokens // block_tokens)
+        return self.group_count * (-(-min(self.window - 1 + tokens_in_flight, request_tokens) // block_tokens) + 1)
 
 
 @frozen
@@ -61,12 +61,15 @@ class BlockPool:
     @property
     def has_states(self) -> bool:
         """Whether a group has recurrent states."""
-        return any(layer_group.states is not None for layer_group in self.groups)
+        return any(layer_group.state_blocks is not None for layer_group in self.groups)
 
     @property
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
-        return any(layer_group.states is not None and layer_group.states.mode == "align" for layer_group in self.groups)
+        return any(
+            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "align"
+            for layer_group in self.groups
+        )
 
     def blocks(self, available_bytes: int) -> int:
         """Returns the number of blocks that fit into `available_bytes` bytes."""
@@ -78,7 +81,7 @@ class BlockPool:
 
     def max_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
         """Returns the number of requests of `request_length` tokens that fit the blocks."""
-        if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
+        if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].state_blocks is None:
             return block_count * self.block_size / request_length
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
@@ -94,14 +97,15 @@ class BlockPool:
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(
-            layer_group.states is not None and layer_group.states.mode == "current" for layer_group in self.groups
+            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "current"
+            for layer_group in self.groups
         )
         smallest_block = min(self.block_size, request_length) if has_current_states else self.block_size
-        return block_count // sum(layer_group.groups for layer_group in self.groups) * smallest_block
+        return block_count // sum(layer_group.group_count for layer_group in self.groups) * smallest_block
 
     def longest_request(self, block_count: int, tokens_in_flight: int, max_tokens: int) -> int:
         """Returns the tokens of the longest request that fits the blocks: `max_tokens`, or a multiple of a block."""
-        smallest_block = min(layer_group.block or self.block_size for layer_group in self.groups)
+        smallest_block = min(layer_group.block_tokens or self.block_size for layer_group in self.groups)
         if self.blocks_of_request(max_tokens, tokens_in_flight) <= block_count:
             return max_tokens
         block_multiples = range(smallest_block, max_tokens + 1, smallest_block)
@@ -202,10 +206,10 @@ def _pool_of_layer_groups(
         state_block_tokens = -(-state_bytes // (token_bytes * state_alignment)) * state_alignment
         block_size = max(block_size, state_block_tokens)
     layer_counts = [*layers_by_kind.values(), *([state_layers] if recurrent_states else [])]
-    smallest_count, largest_count = min(layer_counts), max(layer_counts)
-    layers_per_group = largest_count if largest_count < PADDING_RATIO * smallest_count else smallest_count
+    fewest_layers, most_layers = min(layer_counts), max(layer_counts)
+    layers_per_group = most_layers if most_layers < PADDING_RATIO * fewest_layers else fewest_layers
     layer_groups = [
-        LayerGroup(-(-layers // layers_per_group), window, block=block_ratio * block_size)
+        LayerGroup(-(-layers // layers_per_group), window, block_tokens=block_ratio * block_size)
         for (window, block_ratio), layers in layers_by_kind.items()
     ]
     if recurrent_states:

@@ -155,14 +155,14 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         terms=memory_terms,
         version=log_values.version,
         model=model,
-        total=total_bytes,
+        total_bytes=total_bytes,
         flags=stated_values | ({} if is_layout_shown else layout_flags) | logged_flags,
         has_arguments=has_arguments,
         message=startup_message.strip(),
-        refused=bool(refusal_line),
+        refused_to_start=bool(refusal_line),
         kind="oom" if is_out_of_memory else "startup",
-        off="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
-        flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
+        wrong_term="profile_run" if is_out_of_memory else "budget" if TOO_LITTLE_FREE in refusal_line else "",
+        suggested_flag="--max-num-seqs" if is_out_of_memory else _advised_flag(refusal_line),
         oom_flag="--max-num-seqs",
         note=FIRST_START if is_compiled else "",
         layout_note="" if is_layout_shown else layout_note,
@@ -186,10 +186,12 @@ RANK_FLAGS = {"TP": "tensor_parallel_size", "PP": "pipeline_parallel_size", "DP"
 def _flags_of_workers(log_text: LogText) -> tuple[dict[str, Any], str]:
     """Returns the layout in the names of workers, such as `(Worker_PP0_TP1 pid=9)`, and a remark on it."""
     named_lines = log_text.lines_with("(Worker_", "(EngineCore_DP", "(VllmWorker rank=")
-    matches = [worker_match for line in named_lines if (worker_match := _WORKER.search(line[:200]))]
-    worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in matches}
+    worker_matches = [worker_match for log_line in named_lines if (worker_match := _WORKER.search(log_line[:200]))]
+    worker_names = {worker_match["ranks"] or f"_TP{worker_match['rank']}" for worker_match in worker_matches}
     group_sizes, layout_note = sizes_of_groups(sorted(worker_names))
-    layout_flags: dict[str, Any] = {RANK_FLAGS[group_name]: size for group_name, size in group_sizes.items()}
+    layout_flags: dict[str, Any] = {
+        RANK_FLAGS[group_name]: group_size for group_name, group_size in group_sizes.items()
+    }
     if any("_EP" in worker_name for worker_name in worker_names):
         layout_flags["enable_expert_parallel"] = True
     return layout_flags, layout_note

@@ -31,24 +31,29 @@ COPIES_WITH_SORT = 9.5
 class ProfileRun(NamedTuple):
     """The sizes that determine the profile run of one rank.
 
-    tokens: max_num_batched_tokens. sequences: max_num_seqs. element_bytes: bytes of an activation.
-    units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
-    divided into chunks (V0). stages: stages of the pipeline. encoder: the run of the encoder of images before it; None
-    without. keeps_pixels: whether the encoder's input stays. workspace: bytes of the workspace of sparse attention.
-    cublas_workspace: bytes of cuBLAS's workspace. compilation_bytes: peak bytes of compiling; 0 for a start that reads
-    compiled graphs.
+    tokens, sequences: the values of `max_num_batched_tokens` and `max_num_seqs`.
+    element_bytes: bytes of an element of activations.
+    compute_units: number of compute units of the device.
+    is_last_stage: whether the rank has the logits.
+    has_chunked_prefill: whether prompts are divided into chunks (V0).
+    stages: number of pipeline stages.
+    encoder: the run of the image encoder before the text model; None without an encoder.
+    keeps_pixels: whether the encoder's input stays allocated.
+    attention_workspace: bytes of the workspace of sparse attention.
+    cublas_workspace: bytes of cuBLAS's workspace.
+    compilation_bytes: peak bytes of compiling; 0 for a start that reads compiled graphs.
     """
 
     tokens: int
     sequences: int
     element_bytes: int
-    units: int
-    last_stage: bool
-    chunked: bool
+    compute_units: int
+    is_last_stage: bool
+    has_chunked_prefill: bool
     stages: int
     encoder: EncoderRun | None = None
     keeps_pixels: bool = True
-    workspace: int = 0
+    attention_workspace: int = 0
     cublas_workspace: int = 0
     compilation_bytes: int = 0
 
@@ -58,7 +63,7 @@ class ProfileRun(NamedTuple):
         return 0 if self.encoder is None else self.encoder.pass_bytes
 
     @property
-    def bytes_of_images(self) -> int:
+    def bytes_of_encoded_images(self) -> int:
         """Bytes of image inputs and encoder outputs that stay allocated while the text model runs."""
         if self.encoder is None:
             return 0
@@ -85,24 +90,27 @@ class ProfileRun(NamedTuple):
         """Returns the peak bytes in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
         logits_bytes = self.sequences * rank.vocab_size * 4
         logits_copies = engine_rules.logits_copies
-        if engine_rules.generation == "v0" and self.chunked and self.tokens <= 2048:
+        if engine_rules.generation == "v0" and self.has_chunked_prefill and self.tokens <= 2048:
             logits_copies = 1.5
         elif self.element_bytes == 4 and logits_copies < COPIES_WITH_SORT:
             logits_copies += 0.5  # the logits themselves are float32 already
-        return int(logits_copies * logits_bytes) + engine_rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
+        return (
+            int(logits_copies * logits_bytes)
+            + engine_rules.sampler_rows_per_unit * self.compute_units * rank.vocab_size * 4
+        )
 
     def peak_bytes(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes of the profile run above the weights."""
         text_model_bytes = (
             max(self.layer_bytes(rank, version_rules), self.bytes_after_layers(rank, version_rules))
-            + self.bytes_of_images
+            + self.bytes_of_encoded_images
         )
-        pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.workspace
+        pass_bytes = max(text_model_bytes, self.encoder_bytes) + self.cublas_workspace + self.attention_workspace
         return max(pass_bytes, self.compilation_bytes)
 
     def bytes_after_layers(self, rank: EngineRank, version_rules: VLLMRules) -> int:
         """The peak after the layers: hidden states and, on the last stage, the sampler."""
-        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.last_stage else 0)
+        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, version_rules) if self.is_last_stage else 0)
 
     def origin(self, rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""
@@ -114,9 +122,9 @@ class ProfileRun(NamedTuple):
             return "compiling, with a second embedding table"
         if (
             self.encoder is not None
-            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_images
+            and self.encoder_bytes > max(layer_bytes, bytes_after_layers) + self.bytes_of_encoded_images
         ):
             return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of {self.encoder.medium}"
-        if not self.last_stage or layer_bytes > bytes_after_layers:
+        if not self.is_last_stage or layer_bytes > bytes_after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

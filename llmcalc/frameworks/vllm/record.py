@@ -22,7 +22,7 @@ ENGINE = Engine(
         "--kv-dtype": "--kv-cache-dtype",
         "--devices": "--tensor-parallel-size",
     },
-    other_ways={
+    alternatives_by_option={
         "--draft": '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 1}\'',
         "--draft-tokens": "num_speculative_tokens of --speculative-config",
         "--ep": "--enable-expert-parallel alone, which divides experts over all ranks of --tp and --dp",

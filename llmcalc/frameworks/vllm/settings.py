@@ -404,8 +404,8 @@ class VLLMSettings(EngineServer):
         return videos if is_whole else None
 
     @property
-    def batch_of_an_item(self) -> int:
-        """The fewest tokens of a batch, in which the largest image or video that the flags allow fits; 0 for any."""
+    def largest_input_tokens(self) -> int:
+        """The tokens of the largest allowed image or video, which one batch must hold; 0 if it may be split."""
         if self.whole_videos is None or not self.loads_towers:
             return 0
         input_limits = self.flags.get("limit_mm_per_prompt", {})

@@ -20,7 +20,7 @@ GAP = "  "
 
 
 def can_render(report: Report, output_stream: IO[str]) -> bool:
-    """Whether this module writes the tables as rich would: to no terminal, without colour and broken cells."""
+    """Whether plain text output equals rich's output: not to a terminal, and without colours and wrapped cells."""
     is_terminal = output_stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not is_terminal and not _breaks_cells(report, width_of_terminal())
 

@@ -107,7 +107,7 @@ REST = "rest"
 
 
 def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows that are neither sums nor parents, with the parents' names as prefixes.
+    """Returns the rows without children and without sums, each with its parents' names as a prefix.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
@@ -156,7 +156,7 @@ def _rows_with_parents(table: Table) -> Iterator[list[Any]]:
 
 
 def _raw_value(cell_value: Any) -> Any:
-    """Returns the value behind a displayed cell; other values as they are."""
+    """Returns the raw value of a `DisplayedValue` cell; other values unchanged."""
     return cell_value.value if isinstance(cell_value, DisplayedValue) else cell_value
 
 

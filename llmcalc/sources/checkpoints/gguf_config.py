@@ -127,7 +127,7 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         head_fields.get("key_mla", head_fields.get("key", 0)),
         head_fields.get("value_mla", head_fields.get("value", 0)),
     )
-    has_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)
+    has_score_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)
     return {
         **config_fields,
         "n_group": group_count,
@@ -136,32 +136,32 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
         "v_head_dim": value_length,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,
-        "topk_method": "noaux_tc" if has_correction else "greedy" if group_count == 1 else "group_limited_greedy",
-        "scoring_func": "sigmoid" if has_correction else "softmax",
-        "model_type": "deepseek_v3" if has_correction else "deepseek_v2",
-        "architectures": ["DeepseekV3ForCausalLM" if has_correction else "DeepseekV2ForCausalLM"],
-        "num_nextn_predict_layers": 0 if has_correction else None,
+        "topk_method": "noaux_tc" if has_score_correction else "greedy" if group_count == 1 else "group_limited_greedy",
+        "scoring_func": "sigmoid" if has_score_correction else "softmax",
+        "model_type": "deepseek_v3" if has_score_correction else "deepseek_v2",
+        "architectures": ["DeepseekV3ForCausalLM" if has_score_correction else "DeepseekV2ForCausalLM"],
+        "num_nextn_predict_layers": 0 if has_score_correction else None,
     }
 
 
-def _no_further_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+def _no_extra_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
     return {}
 
 
 ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _Config]]] = {
     "llama": ("llama", "LlamaForCausalLM", _llama_fields),
-    "mistral3": ("llama", "LlamaForCausalLM", _no_further_fields),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_further_fields),
+    "mistral3": ("llama", "LlamaForCausalLM", _no_extra_fields),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_extra_fields),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_further_fields),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_extra_fields),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields("num_experts")),
-    "gemma": ("gemma", "GemmaForCausalLM", _no_further_fields),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_further_fields),
+    "gemma": ("gemma", "GemmaForCausalLM", _no_extra_fields),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_extra_fields),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3_fields),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent_fields),
-    "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_further_fields),
-    "granite": ("granite", "GraniteForCausalLM", _no_further_fields),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", _no_extra_fields),
+    "granite": ("granite", "GraniteForCausalLM", _no_extra_fields),
 }
 """general.architecture → model_type, class, and what else its config has. A None removes a field."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import InputError
-from ..bounded import open_regular
+from ..bounded import open_regular_file
 
 LARGEST_HEADER = 64_000_000
 """Largest header in bytes, over all files of a checkpoint. DeepSeek-V3's headers have 14 MB in 163 files."""
@@ -94,10 +94,10 @@ class BoundedReader:
                 f"{byte_count:,} bytes make a header of more than {LARGEST_HEADER:,}, "
                 "which is the most that is read; not a checkpoint, or a damaged one",
             )
-        taken_bytes = self.file.read(byte_count)
-        if len(taken_bytes or b"") != byte_count:
+        content_bytes = self.file.read(byte_count)
+        if len(content_bytes or b"") != byte_count:
             raise self.error(header_field, "the file ended while it was read")
-        return taken_bytes
+        return content_bytes
 
     def skip_bytes(self, byte_count: int, header_field: str) -> None:
         """Skips `byte_count` bytes. Raises `InputError` if fewer bytes are left."""
@@ -159,4 +159,4 @@ def require_no_overlap(data_starts: Sequence[int], tensors: Sequence[StoredTenso
 
 def open_checkpoint(path: Path) -> tuple[IO[bytes], int]:
     """Opens a file and returns it with its size. Raises `InputError` for a missing or unreadable file."""
-    return open_regular(path, "a checkpoint")
+    return open_regular_file(path, "a checkpoint")

@@ -123,7 +123,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 def _projection_field(config: Mapping[str, Any]) -> str:
     """Returns the field with the size of the vectors to which a config's class projects tokens; empty without one."""
     projection = PROJECTIONS.get(architecture_of(config))
-    return "" if projection is None else projection.field
+    return "" if projection is None else projection.size_field
 
 
 def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:

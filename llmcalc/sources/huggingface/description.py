@@ -227,19 +227,19 @@ def _class_projection(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the head of a class that projects every token's hidden state, with remarks. config: the text model's."""
     projection = PROJECTIONS[architecture_of(root_config)]
-    sized_config = config if projection.field in config.data else Config(root_config, {}, config.model_type)
-    is_stated = sized_config.data.get(projection.field) is not None
+    sized_config = config if projection.size_field in config.data else Config(root_config, {}, config.model_type)
+    is_stated = sized_config.data.get(projection.size_field) is not None
     head = {
         "type": "projection",
-        "size": sized_config.integer(projection.field) if is_stated else projection.size,
+        "size": sized_config.integer(projection.size_field) if is_stated else projection.vector_size,
         **({"bias": True} if projection.bias else {}),
-        **({"inner_size": text_hidden_size // 2} if projection.halves else {}),
+        **({"inner_size": text_hidden_size // 2} if projection.has_half_width_layer else {}),
     }
-    if is_stated or projection.field != PROJECTION_FIELD:
+    if is_stated or projection.size_field != PROJECTION_FIELD:
         return head, []
     return head, [
         f"dim: not in the config, and no {ARTIFACT_FILE} is beside it; tokens are projected to ColBERT's usual "
-        f"{projection.size} numbers"
+        f"{projection.vector_size} numbers"
     ]
 
 

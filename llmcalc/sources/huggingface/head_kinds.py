@@ -59,22 +59,22 @@ PROJECTION_FIELD = "colbert_dim"
 class ClassProjection(NamedTuple):
     """The projection of every token's hidden state in a class that is code of another library.
 
-    size: the usual size of the vector.
-    field: the field of the config, or of the text model's section, that states another size.
+    vector_size: the usual size of the vector.
+    size_field: the field of the config, or of the text model's section, that states another size.
     bias: whether the layer has a bias.
-    halves: whether another linear layer to half the width, with a ReLU, is before it.
+    has_half_width_layer: whether another linear layer to half the width, with a ReLU, is before it.
     """
 
-    size: int
-    field: str = "dim"
+    vector_size: int
+    size_field: str = "dim"
     bias: bool = True
-    halves: bool = False
+    has_half_width_layer: bool = False
 
 
 PROJECTIONS = {
     "HF_ColBERT": ClassProjection(128, PROJECTION_FIELD, bias=False),
     "JinaEmbeddingsV4Model": ClassProjection(128, "multi_vector_projector_dim"),
-    "JinaForRanking": ClassProjection(512, "embedding_size", bias=False, halves=True),
+    "JinaForRanking": ClassProjection(512, "embedding_size", bias=False, has_half_width_layer=True),
     "BiPaliProj": ClassProjection(1024),
     "ColQwen3": ClassProjection(320),
     **dict.fromkeys(

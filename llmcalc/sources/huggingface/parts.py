@@ -90,8 +90,8 @@ def rope(
     if layer_kind is not None and isinstance(rope_parameters.get(layer_kind), dict):
         rope_parameters = rope_parameters[layer_kind]
 
-    def stated_value(field: str, name_above: str) -> Any:
-        return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(name_above)
+    def stated_value(field: str, top_level_name: str) -> Any:
+        return rope_parameters[field] if rope_parameters.get(field) is not None else config.data.get(top_level_name)
 
     rope_base, rotary_share = stated_value("rope_theta", theta_name), stated_value("partial_rotary_factor", share_name)
     rotary_share = default_share if rotary_share is None else rotary_share
@@ -122,11 +122,13 @@ QKV = ("q_bias", "k_bias", "v_bias")
 QKVO = (*QKV, "o_bias")
 
 
-def glu(config: Config, bias: bool = False, ffn_width: int | None = None, act_field: str = "hidden_act") -> Table:
+def glu(
+    config: Config, bias: bool = False, ffn_width: int | None = None, activation_field: str = "hidden_act"
+) -> Table:
     """Returns a gated FFN."""
     ffn_fields = {
         "intermediate_size": ffn_width or config.integer("intermediate_size"),
-        "hidden_act": config.choice(ACTIVATIONS, act_field),
+        "hidden_act": config.choice(ACTIVATIONS, activation_field),
         "gated": True,
     }
     return {**ffn_fields, **biases(bias, "gate_bias", "up_bias", "down_bias")}
@@ -627,21 +629,24 @@ def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
         changes nothing is omitted. No two axes may change the same field.
     """
     varying_axes = [
-        (kinds, fields_by_kind)
-        for kinds, fields_by_kind in kind_axes
-        if any(fields_by_kind[layer_kind_of_axis] for layer_kind_of_axis in kinds)
+        (axis_layer_kinds, fields_by_kind)
+        for axis_layer_kinds, fields_by_kind in kind_axes
+        if any(fields_by_kind[layer_kind_of_axis] for layer_kind_of_axis in axis_layer_kinds)
     ]
     if not varying_axes:
         return {}
-    layer_kinds = ["-".join(axis_kinds) for axis_kinds in zip(*(kinds for kinds, _ in varying_axes), strict=True)]
+    layer_kinds = [
+        "-".join(combined_kinds)
+        for combined_kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
+    ]
     layer_variants: Table = {}
     for layer, layer_kind in enumerate(layer_kinds):
         layer_variants.setdefault(
             layer_kind,
             {
                 field: changed_value
-                for kinds, fields_by_kind in varying_axes
-                for field, changed_value in fields_by_kind[kinds[layer]].items()
+                for axis_layer_kinds, fields_by_kind in varying_axes
+                for field, changed_value in fields_by_kind[axis_layer_kinds[layer]].items()
             },
         )
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}

@@ -1,4 +1,4 @@
-"""Configs whose sizes are in a section that their class does not read."""
+"""Handles configs whose text model's sizes are in a section that their class does not read."""
 
 from __future__ import annotations
 

@@ -37,15 +37,15 @@ class UnknownField(NamedTuple):
     path: its name, with the path from the top of the file.
     value: its value in the config.
     intended_name: the field that it may misspell; empty if none is near.
-    restates: whether it repeats the value of a field that was read, under a name with a word in common (`num_experts`
-        beside `n_routed_experts`).
+    restates_read_field: whether it repeats the value of a field that was read, under a name with a word in common
+        (`num_experts` beside `n_routed_experts`).
     layer_count: number of layers of the model; 0 if unknown.
     """
 
     path: str
     value: Any
     intended_name: str
-    restates: bool
+    restates_read_field: bool
     layer_count: int = 0
 
     @property
@@ -62,8 +62,12 @@ class UnknownField(NamedTuple):
         if field_name == PER_LAYER and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
-            numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
-            if len(numbers) > 1 and not numbers <= {0, 1} and all(type(value) is int for value in self.value):
+            layer_numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
+            if (
+                len(layer_numbers) > 1
+                and not layer_numbers <= {0, 1}
+                and all(type(value) is int for value in self.value)
+            ):
                 return True
         if name_words[-2:] == ["layer", "types"] and isinstance(self.value, list):
             return len({repr(nested_element) for nested_element in self.value}) > 1
@@ -85,7 +89,7 @@ def require_known(unknown_fields: Sequence[UnknownField], model_type: str, is_de
         if field.intended_name
         else f"{field.path} = {shown(field.value)}"
         for field in unknown_fields
-        if not field.restates
+        if not field.restates_read_field
         and (field.intended_name or field.is_size)
         and not (is_decoder and field.path.rpartition(".")[2] == SEGMENTS)
     ]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from ...errors import InputError
 from ...model import ModelSpec
-from ..huggingface.absent import AbsentValue
+from ..huggingface.absent_value import AbsentValue
 from ..huggingface.config import Config
 from ..huggingface.description import LOGIT_CAPS, read_config
 from ..huggingface.family import Family
@@ -28,8 +28,8 @@ from ..huggingface.parts import ACTIVATIONS
 from ..huggingface.registry import FILE_OF, family_of, has_grouped_router
 from .classes import class_names, wrapper_names
 from .compare import Difference, canonical_values, count_changed_values, differences, has_canonical_values
+from .config_fields import ALSO, FIELDS, USUAL
 from .config_values import ConfigValues
-from .fields import ALSO, FIELDS, USUAL
 from .wrappers import wrapped_config
 
 NOT_THERE = (LookupError, AttributeError, TypeError)
@@ -38,7 +38,7 @@ NOT_THERE = (LookupError, AttributeError, TypeError)
 
 
 def to_config(spec: ModelSpec) -> dict[str, Any]:
-    """Converts a spec to the `config.json` of a class that computes it, with `model_type` and `architectures`.
+    """Converts a spec to the `config.json` of an equivalent class, with `model_type` and `architectures`.
 
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
@@ -194,7 +194,9 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {field: getattr(spec.dropout, point) or 0.0 for point, field in family.dropout_fields.items()}
+    dropout_fields = {
+        field: getattr(spec.dropout, dropout_place) or 0.0 for dropout_place, field in family.dropout_fields.items()
+    }
     return {
         field: probability
         for field, probability in dropout_fields.items()

@@ -59,7 +59,7 @@ def canonical_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -> bool:
-    """Whether a model's canonical values are these; it computes them up to the first that differs."""
+    """Whether a model has the given canonical values; computes them only up to the first difference."""
     missing_fields = set(canonical_fields)
     for field, field_value in _canonical_fields(spec):
         missing_fields.discard(field)
@@ -69,7 +69,7 @@ def has_canonical_values(spec: ModelSpec, canonical_fields: Mapping[str, Any]) -
 
 
 def _canonical_fields(spec: ModelSpec) -> Iterator[tuple[str, Any]]:
-    """Yields the fields of `canonical_values`, each computed when it is reached."""
+    """Yields the (name, value) pairs of `canonical_values` one at a time, each computed on demand."""
     for field in ModelSpec.model_fields:
         if field not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout"):
             yield field, _plain_values(getattr(spec, field), spec.hidden_size)
@@ -133,7 +133,8 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     }
     first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_index[kind] if kind in stack.shared_layers else layer for layer, kind in enumerate(layer_kinds)
+        first_index[kind_name] if kind_name in stack.shared_layers else layer
+        for layer, kind_name in enumerate(layer_kinds)
     ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 

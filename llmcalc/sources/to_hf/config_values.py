@@ -1,4 +1,4 @@
-"""The values of a model's description from which config fields are written.
+"""Values of a model spec, such as its first attention or its windows, from which config fields are written.
 
 Spec fields have the names that most configs use. So a config field is the first value of that name in the spec. The
 properties here are for values with another name in the spec, or values that are calculated.
@@ -21,7 +21,7 @@ from ...components.networks.moe import MoE
 from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
-from ..huggingface.absent import AbsentValue, require_present
+from ..huggingface.absent_value import AbsentValue, require_present
 
 FoundPart = TypeVar("FoundPart", bound=Part)
 

@@ -27,13 +27,18 @@ def wrapped_config(config: Table, spec: ModelSpec) -> Table:
     if write_sections is None:
         return config
     try:
-        sections = write_sections(spec.towers)
+        config_sections = write_sections(spec.towers)
     except (LookupError, AttributeError, TypeError):  # an encoder, or a part of one, that only this wrapper has
         return config
     lacks_head = config["architectures"][0].endswith("Model")
     text_config = {field: field_value for field, field_value in config.items() if field != "architectures"}
     class_fields = {"model_type": model_type, "architectures": wrapper_names(model_type, lacks_head)[:1]}
-    return {**class_fields, "tie_word_embeddings": spec.tie_word_embeddings, "text_config": text_config, **sections}
+    return {
+        **class_fields,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "text_config": text_config,
+        **config_sections,
+    }
 
 
 def _wrapper_type_of(text_type: str) -> str:

@@ -23,7 +23,7 @@ from llmcalc.reports.flops import report as flops_report
 from llmcalc.reports.params import report as params_report
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.preset import Preset
-from llmcalc.studies.rules import flop_rules_for
+from llmcalc.studies.flop_rules import flop_rules_for
 from llmcalc.witnesses.transformers import build_class_model
 from tests.builders import run_config
 from tests.families.deepseek.longcat_flash import SMALL

@@ -490,10 +490,13 @@ def test_a_vocabulary_in_files_is_typed_behind_a_script_of_pai() -> None:
 def test_an_engine_sleeps_while_the_training_runs() -> None:
     rollout = read_launch(typed("swift_grpo.sh")).rollout
     assert rollout is not None
-    assert (rollout.engine, rollout.sleeps, rollout.offloaded) == ("vllm", True, {"optimizer"})
+    assert (rollout.engine, rollout.sleeps_while_idle, rollout.offloaded) == ("vllm", True, {"optimizer"})
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
-    assert (rollout.reference.place, rollout.reference.weight_bytes) == ("device", 2)  # beta is 0.04 by default
+    assert (rollout.reference.weights_place, rollout.reference.bytes_per_weight) == (
+        "device",
+        2,
+    )  # beta is 0.04 by default
 
 
 def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
@@ -782,8 +785,8 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
     rollout = launch_of(text, "f.sh out").rollout
     assert rollout is not None
-    assert (rollout.reference.place, rollout.reference.ranks) == ("host", 8)
-    assert (rollout.reward.place, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
+    assert (rollout.reference.weights_place, rollout.reference.ranks) == ("host", 8)
+    assert (rollout.reward.weights_place, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
     assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
     offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
     assert offloaded is not None
@@ -806,8 +809,8 @@ def test_rollouts_beside_megatron() -> None:
     rollout = read_launch(typed("swift_megatron_grpo.sh")).rollout
     assert rollout is not None
     assert rollout.offloaded == {"weights", "gradients", "optimizer", "reference"}
-    assert (rollout.engine, rollout.sleeps, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
-    assert (rollout.reference.place, rollout.reference.ranks) == ("device", 8)
+    assert (rollout.engine, rollout.sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
+    assert (rollout.reference.weights_place, rollout.reference.ranks) == ("device", 8)
 
 
 def test_a_teacher_under_megatron_is_refused() -> None:

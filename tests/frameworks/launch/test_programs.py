@@ -563,10 +563,10 @@ def test_grpo_counts_prompt_and_completion() -> None:
     assert launch.filled_in["beta"] == 0.0
     assert launch.filled_in["vllm_mode"] == "colocate"
     assert launch.rollout is not None
-    assert (launch.rollout.engine, launch.rollout.reference.place) == ("vllm", "none")
+    assert (launch.rollout.engine, launch.rollout.reference.weights_place) == ("vllm", "none")
     reference = changed("trl_grpo.yaml", beta=0.04).rollout
     assert reference is not None
-    assert reference.reference.place == "device"
+    assert reference.reference.weights_place == "device"
     server = changed("trl_grpo.yaml", vllm_mode="server").rollout
     assert server is not None
     assert server.engine == ""

@@ -101,12 +101,16 @@ def test_typed_variables_and_arguments(text: str, wanted: list[str]) -> None:
 
 def test_a_text_that_is_written_to_a_file() -> None:
     script = read_script('A=2\ncat <<EOF > c.json\n{"a": $A, "b": "\\$A"}\nEOF\ncat > d <<\'X\'\n$A\nX\n', "x.sh")
-    assert script.files == {"c.json": '{"a": 2, "b": "$A"}\n', "d": "$A\n"}
+    assert script.written_files == {"c.json": '{"a": 2, "b": "$A"}\n', "d": "$A\n"}
 
 
 def test_loops_are_noted() -> None:
     script = read_script("for a in 1 2; do for b in x; do run $a; done; done; run", "x.sh")
-    assert [command.loops for command in script.commands] == [(("a", "1"), ("b", "x")), (("a", "2"), ("b", "x")), ()]
+    assert [command.loop_values for command in script.commands] == [
+        (("a", "1"), ("b", "x")),
+        (("a", "2"), ("b", "x")),
+        (),
+    ]
 
 
 def test_a_loop_without_an_end_is_refused() -> None:

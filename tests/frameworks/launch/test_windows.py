@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import llmcalc
-from llmcalc.frameworks.launch.windows import posix_paths, shell_text
+from llmcalc.frameworks.launch.windows_scripts import posix_paths, shell_text
 
 SHELL = """#!/bin/bash
 llama-server -m models/Qwen3-8B-Q4_K_M.gguf \\

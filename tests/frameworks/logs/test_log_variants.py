@@ -377,7 +377,7 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
     assert answer.reading.flags["tensor_parallel_size"] == 2
     assert abs(answer.terms[0].difference) < 0.15
     first_rank = explained("TP0")
-    assert (first_rank.off, first_rank.flag, first_rank.terms[0].computed) == ("kv_cache", "", 0)
+    assert (first_rank.wrong_term, first_rank.suggested_flag, first_rank.terms[0].computed) == ("kv_cache", "", 0)
     assert any("TP0 alone" in note for note in first_rank.notes)
 
     for names, layout in (

@@ -64,7 +64,7 @@ FREE_MEMORY = "ValueError: Free memory on device (61.22/79.25 GiB) on startup is
 def test_the_memory_of_a_device_without_a_name_is_that_of_the_line_on_free_memory() -> None:
     reading = read_log(LogText(VLLM + FREE_MEMORY))
     assert reading is not None
-    assert reading.total == 79.25 * 2**30
+    assert reading.total_bytes == 79.25 * 2**30
     (available,) = (term for term in reading.terms if term.name == "kv_cache")
     assert available.value == pytest.approx(5.69 * 2**30, abs=0.01 * 2**30)
 

@@ -158,10 +158,10 @@ def ci_run(row: Row) -> tuple[ModelSpec, MegatronSettings]:
         LaunchSource(
             row["id"],
             world_size=row["n_gpus"],
-            date=datetime.date.fromisoformat(row["golden_recorded"]),
+            release_date=datetime.date.fromisoformat(row["golden_recorded"]),
             gpu=row["gpu"],
             env=row["env_vars"],
-            script=f"pretrain_{row['id'].split('/')[0].replace('moe', 'gpt').replace('hybrid', 'mamba')}.py",
+            script_name=f"pretrain_{row['id'].split('/')[0].replace('moe', 'gpt').replace('hybrid', 'mamba')}.py",
         ),
     )
     assert isinstance(launch.own_settings, MegatronSettings)

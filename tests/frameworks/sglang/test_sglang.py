@@ -12,8 +12,8 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.rank import EngineRank, architectures
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.sglang.budget import SGLangServer
-from llmcalc.frameworks.sglang.graphs import prompt_graphs_mib
-from llmcalc.frameworks.sglang.states import slot_bytes_of
+from llmcalc.frameworks.sglang.cuda_graphs import prompt_graphs_mib
+from llmcalc.frameworks.sglang.recurrent_states import slot_bytes_of
 from llmcalc.frameworks.sglang.versions import sglang_record
 from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test

@@ -465,7 +465,7 @@ def test_an_encoder_that_reads_videos_as_images_of_fewer_tokens(
 def test_an_encoder_reads_one_image_at_a_time_or_a_chunk(chunk_bytes: int | None, images: int) -> None:
     """The encoder of Gemma 4 held 5.27 GiB as if it read the images of all videos at once."""
     model, videos = llmcalc.load("gemma4-26b-a4b").model, vllm_record().videos_as_images((0, 28))
-    request = EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2, videos=videos, chunk_bytes=chunk_bytes)
+    request = EncoderRequest(16_384, 8, 16_384, 999, 1, 1, 2, videos_as_images=videos, chunk_bytes=chunk_bytes)
     run = encoder_run(model, request, {})
     assert run.images == 6
     elements = 16 * 16 * 3 + 1152 + 3 * 1152 + 3 * 4304  # pixels; positions; input, sum and norm; the gated network

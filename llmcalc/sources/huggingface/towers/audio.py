@@ -205,7 +205,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "num_hidden_layers": config.integer("num_blocks"),
         "attention": {"num_attention_heads": heads, "bias": True},
         "convolution": convolution,
-        "feed_forward": glu(config, bias=True, act_field="activation"),
+        "feed_forward": glu(config, bias=True, activation_field="activation"),
         "norm": layernorm(),
         "segment": PHI4_POSITIONS,
         "audio": {

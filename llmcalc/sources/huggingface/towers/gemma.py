@@ -42,7 +42,7 @@ def _read_gemma4_vision(root_config: Config, config: Config, text_hidden_size: i
     norm, unweighted_norm = rmsnorm(eps), rmsnorm(eps, weight=False)
     block = {
         "attention": attention(config, v_norm=unweighted_norm, **qk_norm_fields(norm)),
-        "feed_forward": glu(config, act_field="hidden_activation"),
+        "feed_forward": glu(config, activation_field="hidden_activation"),
         "norm": norm,
         "norm_placement": "sandwich",
     }

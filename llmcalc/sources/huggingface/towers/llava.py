@@ -225,7 +225,9 @@ def _read_query_counts(root_config: Config) -> dict[int, int]:
         queries_of_patches = {int(patch_text): int(query_count) for patch_text, query_count in query_counts.items()}
     except (AttributeError, TypeError, ValueError):
         queries_of_patches = {}
-    if not queries_of_patches or not all(0 < count <= LARGEST for count in queries_of_patches.values()):
+    if not queries_of_patches or not all(
+        0 < query_count_of_patches <= LARGEST for query_count_of_patches in queries_of_patches.values()
+    ):
         raise root_config.error(
             "projector_patch_to_query_dict", stated_counts, "a positive number of queries for each number of patches"
         )

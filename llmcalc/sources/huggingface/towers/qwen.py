@@ -146,13 +146,13 @@ def read_qwen3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         **_read_qwen3_5(root_config, config, text_hidden_size),
         **{
             f"visual_deepstack_{merger_index}": deepstack_merger
-            | ({"lower_layer": layer_index} if _is_below(layer_index, depth) else {})
+            | ({"lower_layer": layer_index} if _is_layer_index(layer_index, depth) else {})
             for merger_index, layer_index in enumerate(layer_indices)
         },
     }
 
 
-def _is_below(layer_index: Any, depth: int) -> bool:
+def _is_layer_index(layer_index: Any, depth: int) -> bool:
     """Whether a value is the index of one of `depth` layers; the class ignores other values."""
     return type(layer_index) is int and 0 <= layer_index < depth
 

@@ -29,7 +29,11 @@ PATCH_SIZE = 14
 def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (sizes for start, sizes in TIMM.items() if isinstance(model_id, str) and model_id.startswith(start)),
+        (
+            sizes
+            for model_prefix, sizes in TIMM.items()
+            if isinstance(model_id, str) and model_id.startswith(model_prefix)
+        ),
         None,
     )
     if encoder_sizes is None:

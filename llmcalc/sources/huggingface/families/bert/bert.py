@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .....components.added_position import LearnedPositions
 from .....components.base import MOST_LAYERS
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names, is_untied, module_names

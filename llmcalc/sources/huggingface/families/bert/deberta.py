@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import AbsentValue, require_present
+from ...absent_value import AbsentValue, require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Quirks, module_names

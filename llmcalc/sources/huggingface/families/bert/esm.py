@@ -48,10 +48,10 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
 IGNORED = OLD | {"esmfold_config", "hidden_act"}
 
 
-def _position_embedding_type(values: ConfigValues) -> str:
-    if values.first_stack.position is not None:
+def _position_embedding_type(config_values: ConfigValues) -> str:
+    if config_values.first_stack.position is not None:
         return "absolute"
-    return "rotary" if any(values.positions) else "none"
+    return "rotary" if any(config_values.positions) else "none"
 
 
 FAMILIES = {

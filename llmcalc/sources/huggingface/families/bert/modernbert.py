@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .....components.classifier import Classifier
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family, Modules, Quirks, field_names, module_names
@@ -105,7 +105,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         "fused_qkv": True,
         **biases(config.flag("attention_bias"), *QKVO),
     }
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), act_field="hidden_activation"), norm)
+    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     layer_variants = {

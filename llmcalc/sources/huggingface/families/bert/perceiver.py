@@ -20,8 +20,8 @@ def _read_perceiver(config: Config) -> Table:
         raise config.error("architectures", class_name, "PerceiverForMaskedLM, the class of text")
     latent_size, input_width = config.integer("d_latents"), config.integer("d_model")
     norm, activation = layernorm(), config.choice(ACTIVATIONS, "hidden_act")
-    width_of_queries = config.choice({"kv": input_width, "q": latent_size}, "cross_attention_shape_for_attention")
-    output_queries = config.integer("max_position_embeddings")
+    query_channels = config.choice({"kv": input_width, "q": latent_size}, "cross_attention_shape_for_attention")
+    output_query_count = config.integer("max_position_embeddings")
 
     def attention(heads: int, qk_channels: int, v_channels: int, heads_field: str) -> Table:
         embedding_fields = {"head_dim": qk_channels, "v_head_dim": v_channels}
@@ -34,8 +34,8 @@ def _read_perceiver(config: Config) -> Table:
         return mlp(config.integer(factor_field) * hidden_size, activation)
 
     qk_channels, v_channels = (config.optional_integer(field) for field in ("qk_channels", "v_channels"))
-    cross_qk_channels, input_qk_channels = qk_channels or width_of_queries, qk_channels or latent_size
-    input_attention = attention(
+    cross_qk_channels, input_qk_channels = qk_channels or query_channels, qk_channels or latent_size
+    cross_attention = attention(
         config.integer("num_cross_attention_heads"),
         cross_qk_channels,
         v_channels or cross_qk_channels,
@@ -56,12 +56,12 @@ def _read_perceiver(config: Config) -> Table:
         "num_latents": config.integer("num_latents"),
         "latent_size": latent_size,
         "reads": {
-            "attention": input_attention,
+            "attention": cross_attention,
             "norm": norm,
             "feed_forward": network(latent_size, "cross_attention_widening_factor"),
             "residual": config.flag("use_query_residual"),
         },
-        "num_queries": output_queries,
+        "num_queries": output_query_count,
         "query_size": input_width,
         "writes": {
             "attention": attention(OUTPUT_HEADS, OUTPUT_HEADS * OUTPUT_QUERY_SIZE, input_width, "d_model"),

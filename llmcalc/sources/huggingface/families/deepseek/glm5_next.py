@@ -12,7 +12,7 @@ from .....components.base import LARGEST
 from .....components.mixers.kda import KimiDeltaAttention
 from .....components.mixers.mla import MLA
 from .....ops import KVCache, Op
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names
 from ...parts import (

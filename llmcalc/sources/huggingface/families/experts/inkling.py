@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import Op, State
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Deviation, Family, module_names
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds

@@ -20,7 +20,7 @@ def _read_jetmoe(config: Config) -> Table:
         **heads,
         "position": rope(config),
     }
-    ffn = moe(experts, top_k, glu(config, act_field="activation_function"), output_bias=True)
+    ffn = moe(experts, top_k, glu(config, activation_field="activation_function"), output_bias=True)
     block: Table = layer_table(mixer, ffn, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 

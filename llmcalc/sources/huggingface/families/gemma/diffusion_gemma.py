@@ -25,11 +25,11 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
         "sliding_window": config.integer("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None},
     }
-    dense_ffn = glu(config, act_field="hidden_activation")
+    dense_ffn = glu(config, activation_field="hidden_activation")
     experts = moe(
         config.integer("num_experts"),
         config.integer("top_k_experts"),
-        glu(config, ffn_width=config.integer("moe_intermediate_size"), act_field="hidden_activation"),
+        glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_ffn, "norm": norm}

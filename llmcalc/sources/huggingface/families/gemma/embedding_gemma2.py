@@ -7,7 +7,7 @@ transformers: models/embedding_gemma2.
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, module_names
 from ...parts import (
@@ -42,7 +42,10 @@ def _read_embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    ffn, width_per_layer = glu(config, act_field="hidden_activation"), config.integer("hidden_size_per_layer_input")
+    ffn, width_per_layer = (
+        glu(config, activation_field="hidden_activation"),
+        config.integer("hidden_size_per_layer_input"),
+    )
     block: Table = {
         "type": "gemma4",
         "attention": mixer,

@@ -35,7 +35,7 @@ def gemma_decoder(
     config: Config, mixer: Table, norm_placement: str, stack: Table | None = None, activation: str = "hidden_activation"
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, glu(config, act_field=activation), norm, norm_placement)
+    block = layer_table(mixer, glu(config, activation_field=activation), norm, norm_placement)
     model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return model_fields

@@ -74,7 +74,7 @@ def _read_gemma3n(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO), **qk_norm_fields(norm),
     )  # fmt: skip
     feed_forward = glu(
-        config, ffn_width=layers[0][1]["feed_forward"]["intermediate_size"], act_field="hidden_activation"
+        config, ffn_width=layers[0][1]["feed_forward"]["intermediate_size"], activation_field="hidden_activation"
     )
     per_layer_gate = {"hidden_size_per_layer_input": width_per_layer, "hidden_act": feed_forward["hidden_act"]}
     block = {

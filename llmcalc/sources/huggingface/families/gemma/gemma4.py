@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...family import Family, Quirks, field_names, module_names
 from ...parts import (
@@ -131,10 +131,10 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
 
 def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
-    dense_ffn = glu(config, act_field="hidden_activation")
+    dense_ffn = glu(config, activation_field="hidden_activation")
     block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
     if has_experts:
-        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), act_field="hidden_activation")
+        expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation")
         block |= {
             "feed_forward": moe(
                 config.integer("num_experts"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .....components.base import LARGEST
 from .....components.networks.moe import MoE
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_number
 from ...family import Family, module_names
 from ...parts import (
@@ -36,7 +36,7 @@ from ...parts import (
 def _read_muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
     block = layer_table(
-        _gated_attention(config), glu(config, act_field="hidden_activation"), offset_rmsnorm(eps), "sandwich"
+        _gated_attention(config), glu(config, activation_field="hidden_activation"), offset_rmsnorm(eps), "sandwich"
     )
     stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
     return decoder(config, block, offset_rmsnorm(eps), stack=stack)

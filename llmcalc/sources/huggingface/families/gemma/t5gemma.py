@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
@@ -42,7 +42,7 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     mixer = attention(
         stack_config, **score_cap_fields(stack_config), **biases(stack_config.flag("attention_bias"), *QKVO)
     )
-    block: Table = layer_table(mixer, glu(stack_config, act_field="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
     if has_cross_attention:
         block["cross_attention"] = {field: field_value for field, field_value in mixer.items() if field != "position"}
     depth = stack_config.integer("num_hidden_layers")
@@ -159,7 +159,7 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
         mixer = attention(
             config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
         )
-    block: Table = layer_table(mixer, glu(config, act_field="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {

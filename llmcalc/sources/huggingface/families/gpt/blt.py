@@ -32,22 +32,22 @@ def _read_blt(config: Config) -> Table:
     if local_encoder.flag("cross_attn_all_layers") and local_encoder.integer("num_hidden_layers") > 1:
         raise local_encoder.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
     window = config.optional_integer("local_attention_window_len")
-    window_field = {} if window is None else {"sliding_window": window}
-    is_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
-    if is_by_entropy and config.optional_integer("max_patch_length") is not None:
+    window_fields = {} if window is None else {"sliding_window": window}
+    splits_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
+    if splits_by_entropy and config.optional_integer("max_patch_length") is not None:
         raise config.error("max_patch_length", config.get("max_patch_length"), "null: it splits patches by the text")
     residual_streams: Table = {
         "type": "byte_patches",
-        "patch_size": config.integer("patch_size") if is_by_entropy else 1,
+        "patch_size": config.integer("patch_size") if splits_by_entropy else 1,
         "local_size": hidden,
         "vectors": vectors_per_patch,
         "projected": vectors_per_patch * hidden != global_config.integer("hidden_size"),
         "hash_tables": len(config.integers("encoder_hash_byte_group_size"))
         * config.integer("encoder_hash_byte_group_nb_functions"),
         "hash_vocab_size": config.integer("encoder_hash_byte_group_vocab"),
-        "encoder": _llama_layers(local_encoder, window_field),
+        "encoder": _llama_layers(local_encoder, window_fields),
         "reads": _cross_attention(local_encoder),
-        "decoder": _llama_layers(local_decoder, window_field),
+        "decoder": _llama_layers(local_decoder, window_fields),
         "writes": _cross_attention(local_decoder),
         "writes_every_layer": local_decoder.flag("cross_attn_all_layers"),
         "norm": rmsnorm(local_decoder.number("rms_norm_eps")),
@@ -65,9 +65,9 @@ def _read_blt(config: Config) -> Table:
             "hidden_size": patcher_config.integer("hidden_size"),
             "norm": rmsnorm(patcher_config.number("rms_norm_eps")),
         }
-        residual_streams["patcher_runs"] = is_by_entropy
+        residual_streams["patcher_runs"] = splits_by_entropy
         patcher_config.finish(frozenset(patcher_config.defaults), config)
-    if is_by_entropy:
+    if splits_by_entropy:
         config.notes.append(
             "patch_size: the lengths of a text's patches are not counted, but "
             f"{residual_streams['patch_size']} bytes for each patch"
@@ -80,8 +80,8 @@ def _read_blt(config: Config) -> Table:
     embedding_fields: Table = {} if hidden == global_config.integer("hidden_size") else {"embedding_size": hidden}
     stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
-    sized_stack = config.with_fields(hidden_size=global_config.integer("hidden_size"))
-    model_fields = decoder(sized_stack, block, None, stack=stack, **embedding_fields)
+    stack_with_positions = config.with_fields(hidden_size=global_config.integer("hidden_size"))
+    model_fields = decoder(stack_with_positions, block, None, stack=stack, **embedding_fields)
     return {**model_fields, "max_position_embeddings": local_encoder.integer("max_position_embeddings")}
 
 

@@ -6,7 +6,7 @@ transformers: models/cpmant.
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, module_names
 from ...parts import Table, decoder, layer_table, rmsnorm

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....ops import KVCache, Op
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
 from ...family import Deviation, Family, field_names, module_names

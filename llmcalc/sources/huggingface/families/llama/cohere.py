@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...absent import AbsentValue
+from ...absent_value import AbsentValue
 from ...config import Config
 from ...family import Family, field_names
 from ...parts import (

@@ -13,7 +13,7 @@ from .....algebra import ceil_div
 from .....frozen import frozen
 from .....ops import Op
 from .....ops.sparse import EntryAttentionCore
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import (

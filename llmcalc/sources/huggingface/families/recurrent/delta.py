@@ -12,7 +12,7 @@ from math import floor
 from typing import Any
 
 from .....components.base import LARGEST
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import (
@@ -102,7 +102,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
-    """Returns Qwen's multi-token prediction: one module with a full-attention layer."""
+    """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
     layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
     if layers != 1 or last_full_kind is None or config.head != "lm":

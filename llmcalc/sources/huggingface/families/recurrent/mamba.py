@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...absent import AbsentValue
+from ...absent_value import AbsentValue
 from ...config import Config
 from ...family import Family, Modules, field_names
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, rmsnorm

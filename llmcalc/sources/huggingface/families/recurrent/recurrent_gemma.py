@@ -5,7 +5,7 @@ transformers: models/recurrent_gemma. Its `intermediate_size` is the total width
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, module_names
 from ...parts import (
@@ -50,7 +50,7 @@ def _read_recurrent_gemma(config: Config) -> Table:
         config,
         bias=True,
         ffn_width=config.quotient("intermediate_size", config.integer("intermediate_size") // 2 * 2, 2),
-        act_field="hidden_activation",
+        activation_field="hidden_activation",
     )
     block: Table = layer_table(local_attention, ffn, norm)
     block_types = config.texts("block_types")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import floor
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...family import Family, field_names, module_names
 from ...parts import Table, biases, decoder, layer_table, rmsnorm

@@ -154,9 +154,13 @@ def _read_bidir_mistral(config: Config) -> Table:
             config.require(width_field, hidden_size)
         mixer = {"num_attention_heads": config.integer("latent_heads"), "head_dim": config.integer("latent_head_dim")}
         ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
-        network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
-        reading = {"attention": mixer, "norm": layernorm(), "feed_forward": network}
-        model_fields["head"] = {"type": "latents", "num_latents": config.integer("num_latents"), "reading": reading}
+        latent_network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
+        latent_block = {"attention": mixer, "norm": layernorm(), "feed_forward": latent_network}
+        model_fields["head"] = {
+            "type": "latents",
+            "num_latents": config.integer("num_latents"),
+            "reading": latent_block,
+        }
     return model_fields
 
 

@@ -199,15 +199,15 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
     if first_mixer is not None:
         layer_kinds[0] = "first"
         attention_by_kind["first"] = {"attention": first_mixer}
-    for place, section in _attention_sections(config).items():
-        kind = f"attention{place}"
-        attention_by_kind[kind] = {"attention": {"type": "attention", **_softmax_attention(section)}}
-        for layer in section.integers("layers"):
+    for list_position, attention_config in _attention_sections(config).items():
+        attention_kind = f"attention{list_position}"
+        attention_by_kind[attention_kind] = {"attention": {"type": "attention", **_softmax_attention(attention_config)}}
+        for layer in attention_config.integers("layers"):
             if layer >= len(layer_kinds) or layer_kinds[layer] not in ("mixer", "first"):
                 expected_text = f"layers from 0 to {len(layer_kinds) - 1}, each once"
-                raise section.error("layers", section.get("layers"), expected_text)
-            layer_kinds[layer] = kind
-        section.finish(frozenset(), config)
+                raise attention_config.error("layers", attention_config.get("layers"), expected_text)
+            layer_kinds[layer] = attention_kind
+        attention_config.finish(frozenset(), config)
     stack = stack_of_combined_kinds((layer_kinds, attention_by_kind))
     return decoder(config, layer_table(mixer, ffn, norm), norm, stack=stack)
 
@@ -222,14 +222,14 @@ def _attention_sections(config: Config) -> dict[str, Config]:
     if not all(isinstance(table, dict) for table in tables):
         raise config.error("attn", stated_tables, "a table of fields, or a list of tables")
     return {
-        f"_{place}" if is_list else "": Config(
+        f"_{list_position}" if is_list else "": Config(
             {**table, "hidden_size": config.integer("hidden_size")},
             ATTENTION_DEFAULTS,
             config.model_type,
-            location=f"{config.location}attn[{place}]." if is_list else f"{config.location}attn.",
+            location=f"{config.location}attn[{list_position}]." if is_list else f"{config.location}attn.",
             aliases=ATTENTION_NAMES,
         )
-        for place, table in enumerate(tables)
+        for list_position, table in enumerate(tables)
     }
 
 

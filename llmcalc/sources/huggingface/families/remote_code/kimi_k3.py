@@ -23,17 +23,17 @@ def _read_kimi_k3(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.optional_integer("attn_res_block_size")
-    base_layer: Table = layer_table(mixers.linear, experts, norm)
+    base_layer: Table = layer_table(mixers.linear_attention, experts, norm)
     layer_changes: dict[str, Table] = {
         "linear": {},
-        "full": {"attention": mixers.full},
+        "full": {"attention": mixers.full_attention},
         "moe": {},
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}},
     }
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer}_{ffn_kind}", {**layer_changes[mixer], **layer_changes[ffn_kind]})
-        for mixer, ffn_kind in zip(mixers.kinds, ffn_kinds, strict=True)
+        for mixer, ffn_kind in zip(mixers.layer_kinds, ffn_kinds, strict=True)
     ]
     if block_size is None:
         return decoder(config, base_layer, norm, stack=stack_of_layers(layers))
@@ -81,14 +81,14 @@ def block_residual_decoder(
 class _LayerMixers(NamedTuple):
     """The token mixers of all layers.
 
-    linear: the table of Kimi delta attention.
-    full: the table of latent attention.
-    kinds: which of the two each layer has.
+    linear_attention: the table of Kimi delta attention.
+    full_attention: the table of latent attention.
+    layer_kinds: which of the two each layer has.
     """
 
-    linear: Table
-    full: Table
-    kinds: list[str]
+    linear_attention: Table
+    full_attention: Table
+    layer_kinds: list[str]
 
 
 def _attention_mixers(config: Config, depth: int) -> _LayerMixers:

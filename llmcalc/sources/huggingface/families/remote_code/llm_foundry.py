@@ -66,8 +66,8 @@ def _attention(config: Config, attention_config: Config, norm: Table, bias: bool
     elif attention_config.flag("alibi"):
         mixer["position"] = {"type": "alibi"}
     if attention_config.flag("qk_ln") or attention_config.flag("qk_gn"):
-        scope = "projection" if attention_config.flag("qk_ln") else "head"
-        mixer["qk_norm"] = {"norm": norm, "scope": scope, "order": "before_rope"}
+        norm_scope = "projection" if attention_config.flag("qk_ln") else "head"
+        mixer["qk_norm"] = {"norm": norm, "scope": norm_scope, "order": "before_rope"}
     window = attention_config.get("sliding_window_size")
     if window != -1:
         mixer["sliding_window"] = (

@@ -29,10 +29,12 @@ def _read_puzzle(config: Config) -> Table:
             location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
-        type_by_kind = {kind_name: kind for kind_name, kind in KINDS.items() if kind_name == kind}
+        type_by_kind = {
+            kind_name: variant_kind for kind_name, variant_kind in KINDS.items() if kind_name == variant_kind
+        }
         layer_kind = layer.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer if len(block) > 1 else config))
-    kinds_of_layers = [kind for kind, _ in layers]
+    kinds_of_layers = [variant_kind for variant_kind, _ in layers]
     layer_list_fields = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     if any(config.has(kind_name) for kind_name in layer_list_fields) and layer_kinds(config) != kinds_of_layers:
         raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")

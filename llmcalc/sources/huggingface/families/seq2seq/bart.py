@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Family, Quirks, field_names, module_names

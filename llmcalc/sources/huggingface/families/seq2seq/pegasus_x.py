@@ -5,7 +5,7 @@ Phang et al. 2022 (arXiv:2208.04347). transformers: models/pegasus_x.
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names

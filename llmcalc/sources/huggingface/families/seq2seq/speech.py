@@ -6,7 +6,7 @@ transformers: models/speech_to_text, models/moonshine.
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
 from ...family import Family, module_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .....components.networks.moe import MoE
 from .....components.networks.router import LinearRouter
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names, op_of_all_experts

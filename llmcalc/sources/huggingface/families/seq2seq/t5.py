@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from .....ops import Linear, Op
 from .....workload.rows import LOGITS
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, is_untied

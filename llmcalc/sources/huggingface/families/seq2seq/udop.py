@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .....components.base import LARGEST
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import T5_DROPOUT
 from ...family import EVERY, Family, Quirks

@@ -5,7 +5,7 @@ transformers: models/whisper. The encoder's sinusoidal positions are a frozen ta
 
 from __future__ import annotations
 
-from ...absent import require_present
+from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
 from ...family import Family, field_names, module_names

@@ -55,16 +55,16 @@ class ModelSizes:
 
     width: h, d_model.
     layers: L.
-    heads: Σ heads of all layers.
-    keys: Σ heads × head size (L·H·Q, n_layer·d_attn).
+    total_heads: Σ heads of all layers.
+    total_key_width: Σ heads × head size (L·H·Q, n_layer·d_attn).
     feed_forward: Σ active width of the FFN per token.
     vocab: V.
     """
 
     width: int
     layers: int
-    heads: int
-    keys: int
+    total_heads: int
+    total_key_width: int
     feed_forward: int
     vocab: int
 
@@ -78,14 +78,14 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def _layer_widths(layer: Layer, input_width: int) -> tuple[int, int, int] | None:
-    """Returns (heads, head size, active FFN width) of a layer with attention and an FFN; None for other layers."""
+    """Returns (heads, head size, active FFN width) of a transformer layer; None for layers of other kinds."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
-    head_sizes, active_width = mixer.head_sizes(input_width), network.active_width()
-    if mixer.kind != "attention" or head_sizes is None or active_width is None:
+    head_sizes, active_ffn_width = mixer.head_sizes(input_width), network.active_width()
+    if mixer.kind != "attention" or head_sizes is None or active_ffn_width is None:
         return None
-    return head_sizes.heads, head_sizes.head_dim, active_width
+    return head_sizes.heads, head_sizes.head_dim, active_ffn_width
 
 
 def sizes_of_model(spec: ModelSpec) -> ModelSizes:
@@ -122,11 +122,11 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     """
     h, v, s = model_sizes.width, model_sizes.vocab, seq
     embedding_flops = 2 * s * v * h
-    qkv_flops = 2 * 3 * s * h * model_sizes.keys  # key, query and value projections
-    qkv_flops += 2 * s * s * model_sizes.keys  # key @ query logits
-    qkv_flops += 3 * model_sizes.heads * s * s  # softmax
-    qkv_flops += 2 * s * s * model_sizes.keys  # softmax @ query reductions
-    qkv_flops += 2 * s * model_sizes.keys * h  # final linear
+    qkv_flops = 2 * 3 * s * h * model_sizes.total_key_width  # key, query and value projections
+    qkv_flops += 2 * s * s * model_sizes.total_key_width  # key @ query logits
+    qkv_flops += 3 * model_sizes.total_heads * s * s  # softmax
+    qkv_flops += 2 * s * s * model_sizes.total_key_width  # softmax @ query reductions
+    qkv_flops += 2 * s * model_sizes.total_key_width * h  # final linear
     dense_block = 2 * s * (h * model_sizes.feed_forward + h * model_sizes.feed_forward)
     logits = 2 * s * h * v
     return embedding_flops + qkv_flops + dense_block + logits
@@ -152,7 +152,9 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
     """Returns the exact counts with full and causal attention pairs, then every rule that is defined for the model."""
     full_flops, causal_flops = flop_count.full, flop_count.causal
 
-    def rule(rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, remark: str = "") -> FlopRule:
+    def rule(
+        rule_key: str, rule_name: str, formula: str, source: str, total_flops: int, rule_remark: str = ""
+    ) -> FlopRule:
         return FlopRule(
             rule_key,
             rule_name,
@@ -161,7 +163,7 @@ def flop_rules_for(flop_count: FlopCount) -> list[FlopRule]:
             total_flops,
             total_flops / full_flops - 1,
             total_flops / causal_flops - 1,
-            remark,
+            rule_remark,
         )
 
     flop_rules = [
@@ -227,7 +229,7 @@ def _rules_with_attention(
         return rule_key, rule_name, formulas[train], source, tokens * flops, phase_remarks[train]
 
     pass_count = 3 if train else 1
-    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.keys, context_tokens)
+    kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
     yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
     chinchilla_flops = exact_div(pass_count * chinchilla_appendix_f(model_sizes, context_tokens), context_tokens)
@@ -240,7 +242,9 @@ def _rules_with_attention(
         chinchilla_flops,
         (DENSE, f"{DENSE}; 3 × its forward"),
     )
-    palm_flops = exact_div(pass_count * palm_appendix_b(parameter_count.active, model_sizes.keys, context_tokens), 3)
+    palm_flops = exact_div(
+        pass_count * palm_appendix_b(parameter_count.active, model_sizes.total_key_width, context_tokens), 3
+    )
     phase_remarks = f"{EVERY}; a third of its training count", EVERY
     yield rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (

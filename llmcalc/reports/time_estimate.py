@@ -18,7 +18,7 @@ from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import TimeStack
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
 from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
-from .share import layout_cell
+from .rank_texts import layout_cell
 from .summary import model_data
 
 SUBJECTS = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
@@ -163,11 +163,11 @@ def _host_notes(timed_run: TimedRun) -> list[str]:
     tested_errors = timed_run.range.tested_class
     if tested_errors is not None and tested_errors.eager:
         return []
-    if software_stack.on_fastest_host is None or timed_run.hidden_host < MUCH_WAITING * timed_run.seconds:
+    if software_stack.on_fastest_host is None or timed_run.host_wait_seconds < MUCH_WAITING * timed_run.seconds:
         return []
     host_launch = timed_run.device.generation.host_launch
     kernel_seconds = 1e6 * software_stack.host_kernel * host_launch
-    host_wait_percent = units.percent(timed_run.hidden_host / timed_run.seconds, 0)
+    host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     is_divided = timed_run.plan is not None and timed_run.plan.tp > 1 and bool(software_stack.dtensor_operation)
     dtensor_text = f" ({1e6 * software_stack.dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
     return [
@@ -232,7 +232,7 @@ def other_exchange_notes(
 
 
 def _exchange_text(time_stack: TimeStack) -> str:
-    """Returns the name of the messages by which experts get their tokens."""
+    """Returns the name of the messages that send tokens to experts, such as `NCCL's all-to-all`."""
     if time_stack.gathers_tokens:
         return "all-gathers of all tokens"
     return "NCCL's all-to-all" if time_stack.sends_copies else "those of DeepEP"
@@ -284,7 +284,7 @@ def report(
         *float16_notes(timed_run.hardware, timed_run.formats.product_format),
         *_time_notes(timed_run, measured_run is not None),
     ]
-    parts_table = Table(
+    time_parts_table = Table(
         preset.display,
         PART_COLUMNS,
         list(_time_part_rows(timed_run)),
@@ -298,7 +298,7 @@ def report(
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
     json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
-    tables = [parts_table, node_table]
+    tables = [time_parts_table, node_table]
     return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
         preset.target
     )
@@ -357,7 +357,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
 
 def _node_row(node: TimedNode, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
-    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.reached])
+    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share])
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
@@ -392,12 +392,12 @@ HOST_BANDWIDTH = 100_000_000_000
 
 
 def _seconds_with_host(timed_run: TimedRun) -> float:
-    """The seconds of a token whose layers beyond the device's memory run on the host, which reads their weights."""
+    """Returns the seconds per token of a model with some layers on the host, whose memory reads their weights."""
     share_on_host = 1 - timed_run.hardware.capacity_bytes / timed_run.resident_bytes
     device = timed_run.device
     read_bytes = sum(
-        count * operation.memory * min(device.memory_rate, device.vector_rate)
-        for count, operation in timed_run.operations
+        run_count * operation.memory * min(device.memory_rate, device.vector_rate)
+        for run_count, operation in timed_run.operations
         if operation.kind in ("product", "experts")
     )
     return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
@@ -453,7 +453,7 @@ def node_data(timed_node: TimedNode, total_seconds: float) -> dict[str, Any]:
         "seconds": timed_node.seconds,
         "share": timed_node.seconds / total_seconds,
         "bound": timed_node.bound,
-        "reached": timed_node.reached,
+        "reached": timed_node.bound_share,
     }
 
 

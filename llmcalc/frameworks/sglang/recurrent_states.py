@@ -44,12 +44,14 @@ class RankLoad(NamedTuple):
 class StatePool(NamedTuple):
     """The slots for recurrent states on a rank.
 
-    slots: their number. requests: requests that can run at once with them. left: bytes that are left for the cache.
+    slot_count: number of slots.
+    requests: number of requests that can run at once with these slots.
+    remaining_bytes: bytes that are left for the KV cache.
     """
 
-    slots: int
+    slot_count: int
     requests: int
-    left: int
+    remaining_bytes: int
 
 
 def state_pool(

@@ -15,7 +15,7 @@ from ...components.distance_bias import RelativeBias
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter
-from ..huggingface.absent import AbsentValue, require_present
+from ..huggingface.absent_value import AbsentValue, require_present
 from ..huggingface.writes import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 

@@ -31,7 +31,12 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
-    return [model for entry in type_metadata if isinstance(entry, PartChoice) for model in entry.classes()]
+    return [
+        model
+        for metadata_entry in type_metadata
+        if isinstance(metadata_entry, PartChoice)
+        for model in metadata_entry.classes()
+    ]
 
 
 def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:
@@ -92,13 +97,15 @@ def all_field_names(model: type[BaseModel] = ModelSpec) -> list[str]:
     return sorted({field for reachable_model in reachable_models(model) for field in reachable_model.model_fields})
 
 
-def field_path(model: type[BaseModel], error_location: tuple[int | str, ...], is_unknown: bool = False) -> list[str]:
+def field_path(
+    model: type[BaseModel], error_location: tuple[int | str, ...], has_unknown_field: bool = False
+) -> list[str]:
     """Converts a pydantic error's location to the path in the file, without the tags of union members.
 
-    is_unknown: whether the last step is a field that does not exist.
+    has_unknown_field: whether the last step is a field that does not exist.
     """
     path: list[str] = []
-    candidate_models, key_is_free = [model], False
+    candidate_models, is_dict_key = [model], False
     for key_index, path_key in enumerate(error_location):
         matching_fields = (
             candidate_model.model_fields[path_key]
@@ -106,12 +113,12 @@ def field_path(model: type[BaseModel], error_location: tuple[int | str, ...], is
             if path_key in candidate_model.model_fields
         )
         field = next(matching_fields, None)
-        if key_is_free or isinstance(path_key, int):  # a key of a dict, an index of a list
+        if is_dict_key or isinstance(path_key, int):  # a key of a dict, an index of a list
             path.append(str(path_key))
-            key_is_free = False
+            is_dict_key = False
         elif field is not None:
             path.append(str(path_key))
-            candidate_models, key_is_free = field_members(field), get_origin(field.annotation) is dict
-        elif is_unknown and key_index == len(error_location) - 1:
+            candidate_models, is_dict_key = field_members(field), get_origin(field.annotation) is dict
+        elif has_unknown_field and key_index == len(error_location) - 1:
             path.append(path_key)
     return path

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import InputError
 from ...parallel.layout import ImpossibleLayout
 from ..engines.rank import EngineRank, compressed_key_bytes, compressed_layers, float8_bytes
-from .states import RankLoad
+from .recurrent_states import RankLoad
 from .versions import SGLangRules
 
 PAGE_TOKENS = 256
@@ -43,17 +43,20 @@ EVICTION_INTERVAL = 128
 class CacheSizes(NamedTuple):
     """The sizes of one rank's caches of compressed attention.
 
-    layers: of the model, and the layer that drafts. short, long: layers with entries of 4 tokens, and of 128.
-    width: elements of a key. key: its bytes. index_width: elements of an indexer's key. window: tokens of a window.
+    layers: number of layers of the model, with the layer that drafts.
+    short_entry_layers, long_entry_layers: number of layers with entries of 4 tokens, and of 128 tokens.
+    key_width, key_bytes: elements and bytes of a key.
+    index_width: elements of an indexer's key.
+    window_tokens: tokens of a window.
     """
 
     layers: int
-    short: int
-    long: int
-    width: int
-    key: int
+    short_entry_layers: int
+    long_entry_layers: int
+    key_width: int
+    key_bytes: int
     index_width: int
-    window: int
+    window_tokens: int
 
 
 def _cache_sizes(rank: EngineRank) -> CacheSizes:
@@ -68,12 +71,12 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
     index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
         layers=sum(layers for _, layers in mixers_and_layers) + DRAFTING_LAYERS,
-        short=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY),
-        long=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == LONG_ENTRY),
-        width=int(first_mixer.head_dim),
-        key=compressed_key_bytes(first_mixer),
+        short_entry_layers=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY),
+        long_entry_layers=sum(layers for mixer, layers in mixers_and_layers if mixer.compress_rate == LONG_ENTRY),
+        key_width=int(first_mixer.head_dim),
+        key_bytes=compressed_key_bytes(first_mixer),
         index_width=int(index_widths[0]) if index_widths else 0,
-        window=int(first_mixer.sliding_window),
+        window_tokens=int(first_mixer.sliding_window),
     )
 
 
@@ -94,44 +97,53 @@ def compressed_tokens(
     """
     if version_rules.compressed_states == "off":
         raise InputError("--engine sglang: compressed attention is modelled from SGLang 0.5.12 on")
-    cache_sizes, draft_tokens, running_requests = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
+    cache_sizes, draft_tokens, request_limit = _cache_sizes(rank), rank_load.draft_tokens, rank_load.requests
     has_paged_states = version_rules.compressed_states == "paged"
     window_share = float(flags.get("swa_full_tokens_ratio", WINDOW_SHARE))
     ring_slots = (16, 256) if draft_tokens else (8, 128)
-    short_state_bytes = 4 * (cache_sizes.width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short
-    long_state_bytes = 2 * cache_sizes.width * FLOAT32_BYTES * cache_sizes.long
-    window_token = _padded_entry_bytes(cache_sizes.key, 1, has_paged_states) * cache_sizes.layers
+    short_state_bytes = (
+        4 * (cache_sizes.key_width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short_entry_layers
+    )
+    long_state_bytes = 2 * cache_sizes.key_width * FLOAT32_BYTES * cache_sizes.long_entry_layers
+    window_token = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layers
     window_token += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
     entry_bytes = (
-        (_padded_entry_bytes(cache_sizes.key, SHORT_ENTRY, has_paged_states) + float8_bytes(cache_sizes.index_width))
+        (
+            _padded_entry_bytes(cache_sizes.key_bytes, SHORT_ENTRY, has_paged_states)
+            + float8_bytes(cache_sizes.index_width)
+        )
         / SHORT_ENTRY
-        * cache_sizes.short
+        * cache_sizes.short_entry_layers
     )
-    entry_bytes += _padded_entry_bytes(cache_sizes.key, LONG_ENTRY, has_paged_states) / LONG_ENTRY * cache_sizes.long
+    entry_bytes += (
+        _padded_entry_bytes(cache_sizes.key_bytes, LONG_ENTRY, has_paged_states)
+        / LONG_ENTRY
+        * cache_sizes.long_entry_layers
+    )
     draft_layer_factor = (cache_sizes.layers + 1) / cache_sizes.layers if draft_tokens else 1  # a layer that drafts
     fixed_bytes = 0.0
-    if has_paged_states and running_requests is not None and "swa_full_tokens_ratio" not in flags:
+    if has_paged_states and request_limit is not None and "swa_full_tokens_ratio" not in flags:
         window_share = 0
         fixed_bytes = (
             draft_layer_factor
             * window_token
-            * _window_slots(cache_sizes, flags, running_requests, chunk_tokens, draft_tokens)
+            * _window_slots(cache_sizes, flags, request_limit, chunk_tokens, draft_tokens)
         )
     token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
     if version_rules.compressed_states == "pages":
         token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
-        if running_requests is None:
+        if request_limit is None:
             tokens = int(available_bytes / token_bytes)
-            running_requests = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
-        state_rows = (running_requests + 1) * ring_slots[1] + ring_slots[1] + 1
+            request_limit = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
+        state_rows = (request_limit + 1) * ring_slots[1] + ring_slots[1] + 1
         fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
     return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS
 
 
-def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, is_paged: bool) -> float:
+def _padded_entry_bytes(key_bytes: int, tokens_per_entry: int, stores_entries_in_pages: bool) -> float:
     """Returns the bytes of a cache entry, with its share of the page's padding."""
-    if not is_paged:
+    if not stores_entries_in_pages:
         return key_bytes
     entries_per_page = PAGE_TOKENS // tokens_per_entry
     return -(-entries_per_page * key_bytes // ALIGNMENT) * ALIGNMENT / entries_per_page
@@ -141,10 +153,10 @@ def _window_slots(
     cache_sizes: CacheSizes, flags: Mapping[str, Any], running_requests: int, chunk_tokens: int, draft_tokens: int
 ) -> int:
     """Returns the slots of the window's keys that `running_requests` requests and cached prefixes take."""
-    window_tokens = cache_sizes.window + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
+    window_tokens = cache_sizes.window_tokens + EVICTION_INTERVAL * max(1, draft_tokens) + PAGE_TOKENS
     decoded_slots = 2 * -(-max(1, draft_tokens) // PAGE_TOKENS) * PAGE_TOKENS if draft_tokens else PAGE_TOKENS
     chunks_in_flight = 1 if flags.get("disable_overlap_schedule") else 2
     window_slots = (window_tokens + decoded_slots) * running_requests + chunks_in_flight * chunk_tokens + PAGE_TOKENS
     if not flags.get("disable_radix_cache"):
-        window_slots += 4 * running_requests * (cache_sizes.window + PAGE_TOKENS)
+        window_slots += 4 * running_requests * (cache_sizes.window_tokens + PAGE_TOKENS)
     return -(-window_slots // PAGE_TOKENS) * PAGE_TOKENS
