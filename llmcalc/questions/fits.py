@@ -75,9 +75,9 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     if layout_answer.fit.verdict != "fits":
         layout_answer = next(iter(tight_answers), layout_answer)
     if layout_answer.fit.verdict == "no":
-        planned = layout_answer.planned
-        sentences = untried_frameworks(run_on_devices, planned.framework.name)
-        layout_answer = replace(layout_answer, planned=replace(planned, untried_frameworks=sentences))
+        layout_plan = layout_answer.layout_plan
+        sentences = untried_frameworks(many_devices_run, layout_plan.framework.name)
+        layout_answer = replace(layout_answer, layout_plan=replace(layout_plan, untried_frameworks=sentences))
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )

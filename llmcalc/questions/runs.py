@@ -545,7 +545,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             answer_fields["chosen_for"] = hardware
         else:
             stated_layout = layout_of(layout)
-            answer_fields["planned_framework"] = _planned_framework(run, framework_record)
+            answer_fields["planned_framework"] = _planned_framework(run_question, framework_record)
             ranks = Cluster.with_framework(
                 with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
             )

@@ -172,7 +172,7 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
         resident_bytes=needed_bytes,
         chosen_options=chosen_options,
         is_planned=is_planned,
-        has_stated_micro_batches=is_planned_first and run.settings.num_microbatches is not None,
+        has_stated_micro_batches=is_planned_first and run_question.settings.num_microbatches is not None,
     )
 
 

@@ -193,7 +193,7 @@ def serving_layouts(
         if layout_refusal(axes, layout, layers, 1) in (HEADS, WIDTHS):
             continue
         try:
-            for rank in _end_ranks(layout):
+            for rank in _first_and_last_ranks(layout):
                 inference_rank(model_memory, layout, rank, model_memory.cuda_runtime)
         except InputError as error:
             if uncounted_layouts is not None:

@@ -38,7 +38,7 @@ SHARED_FLAGS = (
     Flag(("--mmproj-url", "-mmu"), "text"),
     Flag(("--mmproj-device", "-mmdev"), "text"),
     Flag(("--mmproj-offload",), "switch"),
-    Flag(("--mmproj-auto",), "switch", off=("--no-mmproj",)),
+    Flag(("--mmproj-auto",), "switch", off_spellings=("--no-mmproj",)),
     *refused_flags("adapters", "--lora --lora-scaled"),
     *refused_flags("control vectors", "--control-vector --control-vector-scaled"),
     *refused_flags("a device of another machine", "--rpc"),
