@@ -190,7 +190,7 @@ class MemoryUse:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
-            for part_option, adapter_elements in self.count.left_out.items()
+            for part_option, adapter_elements in self.count.excluded_params.items()
         ]
         if self.adapters is not None:
             adapter_elements = total_elements(self.adapters.uncounted_adapters(self.count.tree, self.count.include))
@@ -457,7 +457,7 @@ def _adapters_and_format(
     lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
     module_names = (
         model_config.names(params.tree, spec.kind)
-        if isinstance(model_config, Checkpoint) and model_config.modules
+        if isinstance(model_config, Checkpoint) and model_config.module_names
         else None
     )
     requested_adapters = LowRankAdapters(

@@ -30,7 +30,7 @@ from llmcalc.components.mixers.rwkv import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.errors import InputError
@@ -289,7 +289,7 @@ class Checkpointed(torch.nn.Module):
         super().__init__()
         self.layer, self.reentrant = layer, reentrant
 
-    def forward(self, x: torch.Tensor, run: ForwardContext) -> Any:
+    def forward(self, x: torch.Tensor, run: PassState) -> Any:
         outputs = {key: y for key, y in run.memo.items() if isinstance(y, torch.Tensor) and y.grad_fn is not None}
 
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:

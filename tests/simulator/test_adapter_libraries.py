@@ -251,7 +251,7 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
             replay(model, TrainingConfig(2, 7, adapters=Adapters(3, frozenset({"k_proj"}), base=base))).set_up
             for base in ("none", "nf4")
         )
-        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
+        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base_format="nf4").quantized_base(model.tree())
         assert plain - narrow == 2 * weights - stored
         saved.add((plain - narrow, weights))
     assert len(saved) == 1

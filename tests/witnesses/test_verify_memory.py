@@ -356,7 +356,7 @@ def test_the_runtime_is_that_of_the_measured_gpu() -> None:
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
 def test_a_check_within_a_bound(closed_form: int, ok: bool) -> None:
-    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", within=0.001)
+    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", tolerance=0.001)
     assert check.ok == ok
     assert ok or check.explanation().endswith("(at most 0.1 % is expected)")
 
