@@ -159,7 +159,7 @@ class CacheSize:
         ]
 
     @property
-    def context_lengths(self) -> list[int]:
+    def contexts(self) -> list[int]:
         """The context lengths of `growth`: powers of two from 1,024, the model's context length, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
@@ -179,7 +179,7 @@ class CacheSize:
     @property
     def growth(self) -> dict[int, int]:
         """Returns the cache bytes of all sequences by the number of tokens per sequence."""
-        return {tokens: self.size_after(tokens).bytes for tokens in self.context_lengths}
+        return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
 def _cached_tokens(cache_op: KVCache, node_position: Place) -> int:

@@ -44,12 +44,12 @@ class ParameterCount:
         return self.tree.total(active_params_of, include=self.include)
 
     @property
-    def minimum_active(self) -> Number:
+    def active_at_least(self) -> Number:
         """Active parameters of a token with the most identity experts; equals `active` without identity experts."""
         return self.active - self.tree.total(CountedOp.max_skipped_params, include=self.include)
 
     @property
-    def mean_active(self) -> Number:
+    def active_evenly(self) -> Number:
         """Average active parameters if all experts, including identity experts, are selected equally often.
 
         The average is rounded down in each layer.
@@ -77,7 +77,7 @@ class ParameterCount:
         return cost_by_kind(self.tree, total_params_of, included_parts=self.include)
 
     @property
-    def excluded_params(self) -> dict[str, Number]:
+    def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each excluded optional part, by the part's name."""
         left_out_params: dict[str, Number] = {}
         for node_position in self.tree.walk():

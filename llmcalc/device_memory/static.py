@@ -190,7 +190,7 @@ class MemoryUse:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
-            for part_option, adapter_elements in self.count.excluded_params.items()
+            for part_option, adapter_elements in self.count.left_out.items()
         ]
         if self.adapters is not None:
             adapter_elements = total_elements(self.adapters.uncounted_adapters(self.count.tree, self.count.include))

@@ -217,7 +217,7 @@ def _whole_replica_notes(
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
     """Returns a note on encoders of images and sound that a training run has and the answer leaves out; else none."""
-    tower_elements = cluster.memory.states.count.excluded_params.get(TOWERS.name) if cluster.trains else None
+    tower_elements = cluster.memory.states.count.left_out.get(TOWERS.name) if cluster.trains else None
     if not tower_elements:
         return []
     return [f"not counted: encoders of images and sound, {tower_elements:,} parameters"]

@@ -53,15 +53,15 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: RankShar
             "non_embedding": parameter_count.non_embedding,
             "by_component": parameter_count.by_component,
             "buffers": parameter_count.buffers,
-            "left_out": parameter_count.excluded_params,
+            "left_out": parameter_count.left_out,
             "published": preset.published.parameters,
         },
         "tree": tree_data(parameter_count.tree.place(), _node_figures_function(parameter_count.include)),
     }
-    if parameter_count.minimum_active != parameter_count.active:
+    if parameter_count.active_at_least != parameter_count.active:
         json_document["params"] |= {
-            "active_at_least": parameter_count.minimum_active,
-            "active_evenly": parameter_count.mean_active,
+            "active_at_least": parameter_count.active_at_least,
+            "active_evenly": parameter_count.active_evenly,
         }
     if rank_share is not None:
         json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
@@ -178,7 +178,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
         else _rank_notes(preset, parameter_count, rank_share)
     )
     notes[:0] = _unread_format_notes(preset)
-    for option_name, parameters in parameter_count.excluded_params.items():
+    for option_name, parameters in parameter_count.left_out.items():
         notes.append(
             f"not counted: {option_name}, {units.count(parameters)} ({units.exact(parameters)}); "
             f"{OPTIONAL_PARTS[option_name].option} includes it"
@@ -186,10 +186,10 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: R
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
-    if parameter_count.minimum_active != parameter_count.active:
+    if parameter_count.active_at_least != parameter_count.active:
         average_active_params, minimum_active_params = (
-            units.count(parameter_count.mean_active),
-            units.count(parameter_count.minimum_active),
+            units.count(parameter_count.active_evenly),
+            units.count(parameter_count.active_at_least),
         )
         notes.append(
             f"active per token with identity experts among its own: {average_active_params} on average if all experts "

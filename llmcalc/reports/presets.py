@@ -95,7 +95,7 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     table_rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
     if parameter_count.active != parameter_count.total:
         table_rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
-    for option_name, parameters in parameter_count.excluded_params.items():
+    for option_name, parameters in parameter_count.left_out.items():
         table_rows.append(Row([f"not in the total: {option_name}", units.count(parameters), parameters]))
     if published_figures.parameters is not None:
         table_rows.append(
@@ -136,7 +136,7 @@ def preset_data(preset: Preset, parameter_count: ParameterCount) -> dict[str, An
         "parameters": {
             "total": parameter_count.total,
             "active": parameter_count.active,
-            "left_out": parameter_count.excluded_params,
+            "left_out": parameter_count.left_out,
         },
         "published": preset.published.model_dump(mode="json"),
         "training": preset.training.model_dump(mode="json", exclude_none=True),

@@ -306,55 +306,53 @@ def _check_size(spec: ModelSpec, settings: Settings) -> None:
 class StepBytes(NamedTuple):
     """The bytes of a training step, weights included.
 
-    forward_peak, backward_peak, step_peak: peak of each phase.
-    after_step: bytes after the step.
-    live_after_forward: bytes after the last forward pass.
-    saved_for_backward: bytes saved for the last backward pass without weights and inputs; None with recomputation,
+    forward, backward, step: peak of each phase.
+    after: bytes after the step.
+    live: bytes after the last forward pass.
+    saved: bytes saved for the last backward pass without weights and inputs; None with recomputation,
         because selective checkpoints are not among torch's saved tensors.
     """
 
-    forward_peak: int
-    backward_peak: int
-    step_peak: int
-    after_step: int
-    live_after_forward: int
-    saved_for_backward: int | None
+    forward: int
+    backward: int
+    step: int
+    after: int
+    live: int
+    saved: int | None
 
 
 class TrainingBytes(NamedTuple):
     """The bytes before the first step, of the first step and of the second step; a single step counts as both."""
 
     set_up: int
-    first_step: StepBytes
-    second_step: StepBytes
+    first: StepBytes
+    second: StepBytes
 
     def named(self) -> dict[str, int]:
         """Returns the bytes by name of quantity; for the first step only the peak."""
-        second_step = self.second_step
-        saved_quantity = (
-            {} if second_step.saved_for_backward is None else {"saved_bytes": second_step.saved_for_backward}
-        )
+        second_step = self.second
+        saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
             **saved_quantity,
-            "live_bytes": second_step.live_after_forward,
-            "forward_peak_bytes": second_step.forward_peak,
-            "backward_peak_bytes": second_step.backward_peak,
-            "first_step_peak_bytes": self.first_step.step_peak,
-            "step_peak_bytes": second_step.step_peak,
-            "after_step_bytes": second_step.after_step,
+            "live_bytes": second_step.live,
+            "forward_peak_bytes": second_step.forward,
+            "backward_peak_bytes": second_step.backward,
+            "first_step_peak_bytes": self.first.step,
+            "step_peak_bytes": second_step.step,
+            "after_step_bytes": second_step.after,
         }
 
 
 class InferenceBytes(NamedTuple):
-    """Bytes of an inference pass, including weights and cache. peak: at the peak. after_pass: after the pass."""
+    """Bytes of an inference pass, including weights and cache. peak: at the peak. after: after the pass."""
 
     peak: int
-    after_pass: int
+    after: int
 
     def named(self, phase: str) -> dict[str, int]:
         """Returns the bytes by name of quantity."""
-        return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after_pass}
+        return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------
@@ -382,9 +380,9 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         bytes_of_steps.append(
             StepBytes(
                 **peaks_by_phase(memory_meter),
-                after_step=memory_meter.now,
-                live_after_forward=live_bytes,
-                saved_for_backward=saved_bytes,
+                after=memory_meter.now,
+                live=live_bytes,
+                saved=saved_bytes,
             )
         )
     return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
@@ -508,7 +506,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
             peaks_by_quantity.clear()
             tracker.peak = tracker.now
             training_loop.step(record_phase)
-            bytes_of_steps.append(StepBytes(**peaks_by_quantity, after_step=tracker.now, **results_after_forward))
+            bytes_of_steps.append(StepBytes(**peaks_by_quantity, after=tracker.now, **results_after_forward))
     return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
 
 

@@ -92,7 +92,7 @@ def test_adapters_beside_weights_of_gptq_need_what_was_published(row_id: str) ->
     (row,) = (row for row in published.rows("finetune_peak_mem") if row["id"] == row_id)
     training = published.qwen_run(row)
     assert training.adapters is not None
-    stored = replace(training, adapters=replace(training.adapters, base_format="nf4-dq"))
+    stored = replace(training, adapters=replace(training.adapters, base="nf4-dq"))
     training_bytes = training_memory(published.spec(published.QWEN_MODELS[row["model"]]), stored, published.A100)
     assert training_bytes.peak_bytes / 1e9 < 1.09 * row["measured"]["total_mem_gb"]
     assert training_bytes.device_bytes / 1e9 > 0.92 * row["measured"]["total_mem_gb"]

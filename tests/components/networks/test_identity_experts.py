@@ -83,12 +83,12 @@ def test_longcat_flash_as_published() -> None:
     count = params(read(PUBLISHED))
     assert count.total == 28 * (layer + e * expert) + 2 * 131072 * h + h == 560_664_958_976
     assert count.active == 28 * (layer + 12 * expert) + 2 * 131072 * h + h
-    assert count.minimum_active == count.active - 28 * 12 * expert
+    assert count.active_at_least == count.active - 28 * 12 * expert
     assert (
-        count.mean_active == count.active - 28 * 4 * expert
+        count.active_evenly == count.active - 28 * 4 * expert
     )  # 12 · 256 / 768 of a token's experts are identity experts
     table = 131072 * h
-    assert [round((n - table) / 1e9, 1) for n in (count.minimum_active, count.mean_active, count.active)] == [
+    assert [round((n - table) / 1e9, 1) for n in (count.active_at_least, count.active_evenly, count.active)] == [
         18.7,
         27.1,
         31.4,
@@ -126,7 +126,7 @@ def test_what_is_counted_is_the_most_and_is_said() -> None:
     shown = params_report(preset, params(preset.model))
     assert said in shown.tables[0].notes
     assert any("27.95 B on average" in note and "19.50 B at least" in note for note in shown.tables[0].notes)
-    assert shown.data["params"]["active_at_least"] == params(preset.model).minimum_active
+    assert shown.data["params"]["active_at_least"] == params(preset.model).active_at_least
     assert said in flops_report(preset, flops(preset.model, run_config(seq=8))).data["notes"]
 
 
@@ -152,7 +152,7 @@ def test_no_more_identity_experts_are_passed_than_there_are() -> None:
             )
         )
     )
-    assert count.active - count.minimum_active == 2 * 1 * 3 * 24 * 12  # layers, one of the three experts, its matrices
+    assert count.active - count.active_at_least == 2 * 1 * 3 * 24 * 12  # layers, one of the three experts, its matrices
 
 
 def test_an_identity_expert_gives_what_it_reads() -> None:
