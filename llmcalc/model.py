@@ -19,7 +19,7 @@ from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import LMHead
 from .components.output_part import ModelOutput, OutputPart
-from .components.runtime import ForwardContext
+from .components.runtime import PassState
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths, record_towers
 from .flow.axis import Axis, JoinedShapes
@@ -367,10 +367,10 @@ class ModelSpec(Part):
             x = Value(self._source_rows, (embedding_axis,))
         elif self.main.has_no_embedding:
             embedding_table = Weight("embed_tokens", (embedding_axis,), (token_rows,))
-            x = Value(TOKENS, (embedding_axis,), fixed=True)
+            x = Value(TOKENS, (embedding_axis,), is_constant=True)
         elif self.main.reads_no_embedding:
             embedding_table = recorder.unread_table("embed_tokens", token_rows, embedding_axis, kind="embedding")
-            x = Value(TOKENS, (embedding_axis,), fixed=True)
+            x = Value(TOKENS, (embedding_axis,), is_constant=True)
         else:
             source_rows = self._source_rows if has_two_stacks else TOKENS
             weight_role = self._weight_role("embed_tokens")
@@ -532,7 +532,7 @@ def _reference_class() -> type[nn.Module]:
         with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a draft, (logits,
             [states for its next pass, score of acceptance]), without those that it does not have.
         with_pooled: whether to return (logits, output of the pooler).
-        mla, grouped_experts, expert_capacity: as in `ForwardContext`.
+        mla, grouped_experts, expert_capacity: as in `PassState`.
         """
 
         def __init__(self, spec: ModelSpec) -> None:
@@ -656,20 +656,18 @@ def _reference_class() -> type[nn.Module]:
                 )
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
-        def hidden_states(self, ids: Tensor, source_input: Tensor | None, forward_context: ForwardContext) -> Tensor:
+        def hidden_states(self, ids: Tensor, source_input: Tensor | None, pass_state: PassState) -> Tensor:
             if not hasattr(self, "encoder"):
-                only_stack: Tensor = self._only[0].forward(self.embed(ids), forward_context)
+                only_stack: Tensor = self._only[0].forward(self.embed(ids), pass_state)
                 return only_stack
             if source_input is not None:
                 spec = self.spec.encoder
                 reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
-                forward_context.memory = self.encoder(
+                pass_state.memory = self.encoder(
                     source_input if reads_features else self.embed(source_input),
-                    ForwardContext(
-                        grouped_experts=forward_context.grouped_experts, expert_capacity=forward_context.expert_capacity
-                    ),
+                    PassState(grouped_experts=pass_state.grouped_experts, expert_capacity=pass_state.expert_capacity),
                 )
-            hidden_states: Tensor = self.decoder(self.embed(ids), forward_context)
+            hidden_states: Tensor = self.decoder(self.embed(ids), pass_state)
             return hidden_states
 
         def forward(
@@ -688,10 +686,15 @@ def _reference_class() -> type[nn.Module]:
         ) -> Any:
             expert_options: dict[str, Any] = {"grouped_experts": grouped_experts, "expert_capacity": expert_capacity}
             keeps_streams = with_mtp and hasattr(self, "mtp") and self._reads_streams
-            forward_context = ForwardContext(
-                past=past, store=store, ids=ids, mla=mla, keeps_streams=keeps_streams, **expert_options
+            pass_state = PassState(
+                past_tokens=past,
+                cache_tensors=store,
+                token_ids=ids,
+                mla_form=mla,
+                keeps_streams=keeps_streams,
+                **expert_options,
             )
-            x = self.hidden_states(ids, source, forward_context)
+            x = self.hidden_states(ids, source, pass_state)
             if hasattr(self, "pooler"):
                 pooled_vector, pooled_scores = self.get_submodule("pooler")(x)
             model_output = self._record_output(pooled_vector if self.scores_pooled else None, x, last_only)
@@ -705,7 +708,7 @@ def _reference_class() -> type[nn.Module]:
                 return model_output, pooled_scores
             if not with_mtp:
                 return model_output
-            mtp_input = forward_context.streams if keeps_streams else x
+            mtp_input = pass_state.unmerged_streams if keeps_streams else x
             return model_output, self.mtp(mtp_input, ids, self.embed_tokens, mla, **expert_options)
 
         def _record_output(self, pooled_vector: Tensor | None, x: Tensor, last_only: bool) -> Tensor:

@@ -79,7 +79,7 @@ class AxialPositions(Component):
             ("by_column", self.columns, column_axes),
         ):
             position_table, _ = recorder.table(
-                table_name, Axis(table_name, table_length), *axes, of=TableRows(length=table_length), by="all"
+                table_name, Axis(table_name, table_length), *axes, of=TableRows(row_count=table_length), by="all"
             )
             looked_up_parts.append(recorder.resampled(position_table, x.rows))
         return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)

@@ -50,21 +50,23 @@ class SubsamplingStem(Stem):
         return self
 
     def input_frames(self) -> Value:
-        frame_rows = MultipliedRows("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
-        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+        frame_rows = MultipliedRows("frames", source_rows=SOURCE, rows_per_source=2 ** len(self.conv_kernel_sizes))
+        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         last_layer = len(self.conv_kernel_sizes) - 1
         for i, kernel_size in enumerate(self.conv_kernel_sizes):
             half_axes: Shape = (
                 (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last_layer else width or x.axes
             )
-            frame_rows = SOURCE if i == last_layer else MultipliedRows(of=SOURCE, by=2 ** (last_layer - i))
+            frame_rows = (
+                SOURCE if i == last_layer else MultipliedRows(source_rows=SOURCE, rows_per_source=2 ** (last_layer - i))
+            )
             gated_x = recorder.conv(
                 f"conv{i}", frames, JoinedShapes((half_axes, half_axes)), kernel=kernel_size, bias=True, rows=frame_rows
             )
@@ -93,18 +95,22 @@ class WaveformStem(Stem):
     type: Literal["waveform"] = "waveform"
 
     def input_frames(self) -> Value:
-        return Value(MultipliedRows("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
+        return Value(
+            MultipliedRows("samples", source_rows=SOURCE, rows_per_source=384, extra_rows=511),
+            (Axis("sample", 1),),
+            is_constant=True,
+        )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the stem's convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        samples = recorder.frames = x if x.fixed else self.input_frames()
-        axes, first_rows = width or x.axes, MultipliedRows(of=SOURCE, by=6, more=7)
+        samples = recorder.frames = x if x.is_constant else self.input_frames()
+        axes, first_rows = width or x.axes, MultipliedRows(source_rows=SOURCE, rows_per_source=6, extra_rows=7)
         frames = recorder.act(recorder.conv("conv1", samples, *axes, kernel=127, rows=first_rows), "tanh")
         frames = recorder.part("groupnorm", Norm(type="layernorm"), frames)
-        second_rows = MultipliedRows(of=SOURCE, by=2, more=1)
+        second_rows = MultipliedRows(source_rows=SOURCE, rows_per_source=2, extra_rows=1)
         frames = recorder.act(
             recorder.conv(
                 "conv2",

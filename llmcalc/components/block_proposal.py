@@ -86,7 +86,7 @@ class Proposal(OutputPart):
             state_axis, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
             gates = JoinedShapes(((state_axis,), (state_axis,), (state_axis,)))
             recorder.linear("gru_input", x, gates)
-            recorder.linear("gru_state", Value(StatesBeforeRows(of=LOGITS), (state_axis,)), gates)
+            recorder.linear("gru_state", Value(StatesBeforeRows(source_rows=LOGITS), (state_axis,)), gates)
             gru_state = Value(LOGITS, (state_axis,))
             joined_input = recorder.cat(x, gru_state, axes=(JoinedShapes((x.axes, (state_axis,))),))
             recorder.linear(
@@ -106,7 +106,7 @@ class Proposal(OutputPart):
     def _pair_scores(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> None:
         """Records the scores of all pairs of a position's best tokens and the previous position's best tokens."""
         rank, candidates = Axis("rank", self.selector_rank), Axis("chosen", self.selector_top_k)
-        candidate_rows = MultipliedRows(of=LOGITS, by=self.selector_top_k)
+        candidate_rows = MultipliedRows(source_rows=LOGITS, rows_per_source=self.selector_top_k)
         predecessor_vector, _ = recorder.table("predecessor_codebook", vocab, rank, of=candidate_rows, by="chosen")
         successor_vector, _ = recorder.table(
             "successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen"

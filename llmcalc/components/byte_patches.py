@@ -21,7 +21,7 @@ from .layers.block import Block
 from .norm import Norm
 from .reading import Reading
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,7 +143,7 @@ class PatchStreams(ResidualStreams):
         if self.patcher is not None:
             self._record_patcher(recorder, self.patcher, x)
         hash_axis = Axis("hashes", self.hash_tables * self.hash_vocab_size)
-        byte_groups = MultipliedRows("groups of bytes", of=x.rows, by=self.hash_tables)
+        byte_groups = MultipliedRows("groups of bytes", source_rows=x.rows, rows_per_source=self.hash_tables)
         hash_embeddings, _ = recorder.table(
             "hash_embedding", hash_axis, *x.axes, of=byte_groups, rows_read=1, kind=self.kind
         )
@@ -153,7 +153,10 @@ class PatchStreams(ResidualStreams):
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
-            patches, vector_axis = BytePatchRows(of=x.rows, patch=self.patch_size), Axis("vectors", self.vectors)
+            patches, vector_axis = (
+                BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size),
+                Axis("vectors", self.vectors),
+            )
             patch_means = recorder.resampled(x, patches)
             patch_vectors = recorder.linear("patch_proj", patch_means, vector_axis, *x.axes, kind=self.kind)
             patch_vectors = recorder.part(
@@ -188,7 +191,9 @@ class PatchStreams(ResidualStreams):
 
     def _view_as_vectors(self, projected_patches: Value, x: Value, patches: Any) -> Value:
         """Returns a view of the patch vectors with one row per vector. x: the byte embeddings."""
-        return projected_patches.view(*x.axes, new_rows=PatchVectors(of=patches, by=self.vectors))
+        return projected_patches.view(
+            *x.axes, new_rows=PatchVectors(patch_rows=patches, vectors_per_patch=self.vectors)
+        )
 
     def _record_patcher(self, recorder: Flow, patcher: Patcher, x: Value) -> None:
         vocab, hidden_axis = Axis("vocab", patcher.vocab_size), Axis("hidden", patcher.hidden_size)
@@ -234,7 +239,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             for layer in self.layers:
-                x = layer(x, ForwardContext())
+                x = layer(x, PassState())
             patches = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
             patch_index, empty_maxima = (
@@ -252,7 +257,7 @@ def _reference_class() -> type[nn.Module]:
             self.writes, self.block = cross_attention, block
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            layer_output: Tensor = self.block(self.writes(x, memory), ForwardContext())
+            layer_output: Tensor = self.block(self.writes(x, memory), PassState())
             return layer_output
 
     class DecoderReference(LocalReference):
@@ -279,7 +284,7 @@ def _reference_class() -> type[nn.Module]:
             memory = self.split_into_vectors(patches)
             x = self.writes(x, memory) if hasattr(self, "writes") else x
             for layer in self.layers:
-                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, ForwardContext())
+                x = layer(x, memory) if isinstance(layer, CrossAttentionFirst) else layer(x, PassState())
             byte_states: Tensor = self.norm(x)
             return byte_states
 
@@ -298,7 +303,7 @@ def _reference_class() -> type[nn.Module]:
             with torch.no_grad():
                 x = self.embed_tokens(ids)
                 for layer in self.layers:
-                    x = layer(x, ForwardContext())
+                    x = layer(x, PassState())
                 self.lm_head(self.norm(x))
 
     class PatchStreamsReference(nn.Module):
@@ -314,17 +319,17 @@ def _reference_class() -> type[nn.Module]:
             if spec.projected:
                 self.in_proj = nn.Linear(spec.vectors * local_size, hidden_size, bias=False)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             if self.spec.patcher is not None and self.spec.patcher_runs:
-                self.patcher(forward_context.ids)
+                self.patcher(pass_state.token_ids)
             token_ids = torch.zeros(*x.shape[:2], self.spec.hash_tables, dtype=torch.long, device=x.device)
             x, byte_states = self.local_encoder(x + self.hash_embedding(token_ids).sum(2))
-            forward_context.memo["bytes"] = x
+            pass_state.shared_values["bytes"] = x
             patches: Tensor = self.in_proj(byte_states) if hasattr(self, "in_proj") else byte_states
             return patches
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            byte_states: Tensor = self.local_decoder(forward_context.memo["bytes"], x)
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            byte_states: Tensor = self.local_decoder(pass_state.shared_values["bytes"], x)
             return byte_states
 
     return PatchStreamsReference

@@ -82,7 +82,7 @@ class ConformerConvolution(Part):
             gated_half, gate = recorder.add(gated_half, value_bias), recorder.add(gate, gate_bias)
         gated_x = recorder.mul(gated_half, recorder.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
-        conv_rows = ExtendedRows(of=x.rows, more=self.kernel_size - 1) if self.separable else x.rows
+        conv_rows = ExtendedRows(source_rows=x.rows, extra_rows=self.kernel_size - 1) if self.separable else x.rows
         gated_x = recorder.conv(
             "conv", gated_x, *conv_axes, kernel=self.kernel_size, groups=gated_x.width, bias=self.bias, rows=conv_rows
         )

@@ -34,7 +34,7 @@ from .base import (
 )
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,7 +99,7 @@ class DisentangledScores(AttentionPosition):
     ) -> Value | None:
         """Records the position terms of the attention scores and returns their sum; None without such terms."""
         bias_sum: Value | None = None
-        table_rows = TableRows(length=2 * self.span, by_tokens=self.within_sequence, of=x.rows)
+        table_rows = TableRows(row_count=2 * self.span, limits_to_tokens=self.within_sequence, source_rows=x.rows)
         distance_table: Value = recorder.memo.get("relative_embedding", Value(table_rows, x.axes))
         if self.within_sequence:
             distance_table = recorder.rows_of_distances(distance_table, table_rows)
@@ -161,7 +161,7 @@ class RelativeEmbedding(StackPart):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns all rows of the relative-position table. x: a value of the model's width."""
         row_count = 2 * self.span
-        table_rows = TableRows(length=row_count, of=x.rows)
+        table_rows = TableRows(row_count=row_count, source_rows=x.rows)
         distance_rows, _ = recorder.table("table", Axis("distances", row_count), *x.axes, of=table_rows, by="all")
         return distance_rows if self.norm is None else recorder.part("norm", self.norm, distance_rows)
 
@@ -288,9 +288,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.pos_query = BorrowedLinear() if spec.share_att_key else nn.Linear(hidden_size, heads_width)
                 self.p2c = TableScoreProduct()
 
-        def _relative_positions(self, forward_context: ForwardContext, tokens: int, device: Any) -> Tensor:
+        def _relative_positions(self, pass_state: PassState, tokens: int, device: Any) -> Tensor:
             """Returns the query position minus the key position, binned if the spec has bins."""
-            positions = forward_context.positions(0, tokens, device)
+            positions = pass_state.positions(0, tokens, device)
             distance = positions[:, None] - positions[None, :]
             if self.spec.position_buckets is None:
                 return distance
@@ -305,7 +305,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             q: Tensor,
             k: Tensor,
             distance_vectors: Tensor,
-            forward_context: ForwardContext,
+            pass_state: PassState,
             query_map: nn.Linear,
             key_map: nn.Linear,
         ) -> tuple[Tensor, Tensor | None]:
@@ -316,8 +316,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     distance_vectors[table_reach - used_reach : table_reach + used_reach],
                     used_reach,
                 )
-            distance = forward_context.compute_once(
-                ("binned", tokens, table_reach), lambda: self._relative_positions(forward_context, tokens, q.device)
+            distance = pass_state.compute_once(
+                ("binned", tokens, table_reach), lambda: self._relative_positions(pass_state, tokens, q.device)
             )
             term_count = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None

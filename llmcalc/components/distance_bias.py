@@ -32,7 +32,7 @@ from .base import (
     TokenMixer,
 )
 from .rotation import rotary_angles
-from .runtime import ForwardContext, vector_module
+from .runtime import PassState, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,7 +84,7 @@ class TransformerXLScores(AttentionPosition):
         heads, head_dim = q.axes
         assert isinstance(heads, Axis)
         with recorder.scope("relative", source="Dai et al. 2019, §3.3"):
-            distance_encoding = recorder.sinusoids(q, DistanceRows(of=x.rows), *x.axes)
+            distance_encoding = recorder.sinusoids(q, DistanceRows(source_rows=x.rows), *x.axes)
             recorder.hold(q=q, encoded=distance_encoding)
             keys_by_distance = recorder.linear("r_proj", distance_encoding, heads, head_dim)
             content_bias = recorder.vector("content_bias", heads, head_dim, heads=heads)
@@ -148,7 +148,7 @@ class LayerBias(DistanceBuckets, AttentionPosition):
             Axis("buckets", self.relative_attention_num_buckets),
             "Chung et al. 2023 (UniMax), §4",
         )
-        table_rows = TableRows(length=bucket_axis.size)
+        table_rows = TableRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table(
             "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source
         )
@@ -196,7 +196,7 @@ class RelativeBias(DistanceBuckets, StackPart):
         from ..workload.derived_rows import TableRows
 
         buckets = Axis("buckets", self.relative_attention_num_buckets)
-        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(length=buckets.size)
+        heads, bucket_rows = Axis("heads", self.num_attention_heads), TableRows(row_count=buckets.size)
         bias_table, _ = recorder.table("", buckets, heads, of=bucket_rows, by="all")
         recorder.memo["bias_in_sdpa"] = self.bias_in_sdpa
         if self.of_blocks:
@@ -204,7 +204,7 @@ class RelativeBias(DistanceBuckets, StackPart):
                 "blocks", buckets, heads, of=bucket_rows, by="all"
             )
         for i, table_buckets in enumerate(self.other_buckets):
-            table_rows = TableRows(length=table_buckets)
+            table_rows = TableRows(row_count=table_buckets)
             recorder.table(f"other_{i}", Axis("buckets", table_buckets), heads, of=table_rows, by="all", role="idle")
         return bias_table
 
@@ -289,15 +289,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             self.core = DistanceScores()
 
-        def forward(self, q: Tensor, forward_context: ForwardContext, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = forward_context.compute_once(
+        def forward(self, q: Tensor, pass_state: PassState, total_tokens: int) -> tuple[Tensor, Tensor]:
+            angles = pass_state.compute_once(
                 ("distances", total_tokens),
-                lambda: rotary_angles(forward_context.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
+                lambda: rotary_angles(pass_state.positions(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )
             distance_encoding = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden_size].to(q.dtype)
             distance_scores = self.core(self.r_proj(distance_encoding), q + self.position_bias.weight)
-            queries = forward_context.positions(total_tokens - q.shape[-2], total_tokens, q.device)
-            keys = forward_context.positions(0, total_tokens, q.device)
+            queries = pass_state.positions(total_tokens - q.shape[-2], total_tokens, q.device)
+            keys = pass_state.positions(0, total_tokens, q.device)
             distance = (queries[:, None] - keys[None, :]).clamp(min=0).expand(*q.shape[:-1], total_tokens)
             return q + self.content_bias.weight, distance_scores.gather(-1, distance) * q.shape[-1] ** -0.5
 

@@ -40,7 +40,9 @@ class DraftHeads(Part):
         if len(logits) == 1:
             return logits[0]
         recorder.hold(**{f"logits{head_index}": head_logits for head_index, head_logits in enumerate(logits)})
-        return recorder.cat(*logits, axes=(proposed_tokens,), rows=MultipliedRows(of=rows, by=self.num_heads))
+        return recorder.cat(
+            *logits, axes=(proposed_tokens,), rows=MultipliedRows(source_rows=rows, rows_per_source=self.num_heads)
+        )
 
     def _record_logits(self, recorder: Flow, x: Value, vocab: Axis, proposed_tokens: Axis) -> list[Value]:
         raise TypeError(f"{type(self).__name__} has no flow")
@@ -69,7 +71,7 @@ class MedusaHeads(DraftHeads):
             return [
                 recorder.linear(f"lm_heads_{index}", state, proposed_tokens) for index, state in enumerate(head_states)
             ]
-        total_rows = MultipliedRows(of=x.rows, by=self.num_heads)
+        total_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads)
         first_logits = recorder.linear("lm_heads_0", head_states[0], proposed_tokens, counted_rows=total_rows)
         return [first_logits, *(recorder.apply_again(head_state, first_logits) for head_state in head_states[1:])]
 
@@ -128,7 +130,7 @@ class SpeculatorHeads(DraftHeads):
             if head_index and self.tied:
                 logits.append(recorder.apply_again(head_state, logits[0]))
                 continue
-            counted_rows = MultipliedRows(of=x.rows, by=self.num_heads) if self.tied else None
+            counted_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.num_heads) if self.tied else None
             logits.append(recorder.linear(f"head_{head_index}", head_state, proposed_tokens, counted_rows=counted_rows))
         return logits
 
@@ -139,7 +141,11 @@ class SpeculatorHeads(DraftHeads):
         if i > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
-            counted_rows = MultipliedRows(of=head_state.rows, by=self.num_heads - 1) if self.tied and i else None
+            counted_rows = (
+                MultipliedRows(source_rows=head_state.rows, rows_per_source=self.num_heads - 1)
+                if self.tied and i
+                else None
+            )
             projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted_rows=counted_rows)
             shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)

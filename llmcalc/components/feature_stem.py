@@ -33,14 +33,16 @@ class FeatureStem(Stem):
     num_styles: Vocab
 
     def input_frames(self) -> Value:
-        return Value(MultipliedRows("features", of=SOURCE), (Axis("hidden", self.num_features),), fixed=True)
+        return Value(
+            MultipliedRows("features", source_rows=SOURCE), (Axis("hidden", self.num_features),), is_constant=True
+        )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the feature vectors as the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         recorder.frames_by_row = True
         recorder.unread_table("styles", Axis("styles", self.num_styles), *frames.axes, role="idle")
         return frames.view(*(width or x.axes), new_rows=SOURCE)

@@ -36,14 +36,18 @@ class FrameStem(Stem):
     frame_size: Width
 
     def input_frames(self) -> Value:
-        return Value(MultipliedRows("frames", of=SOURCE, by=4), (Axis("sample", self.frame_size),), fixed=True)
+        return Value(
+            MultipliedRows("frames", source_rows=SOURCE, rows_per_source=4),
+            (Axis("sample", self.frame_size),),
+            is_constant=True,
+        )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the linear layer over frames and the two convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized_frames = recorder.normalized(frames, Norm(type="layernorm", weight=False))
         compression_gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
@@ -51,7 +55,7 @@ class FrameStem(Stem):
             recorder.linear("proj", recorder.act(recorder.mul(standardized_frames, compression_gain), "asinh"), *axes),
             "silu",
         )
-        half_rows = MultipliedRows(of=SOURCE, by=2)
+        half_rows = MultipliedRows(source_rows=SOURCE, rows_per_source=2)
         projected_frames = recorder.act(
             recorder.conv("conv1", projected_frames, wide_axis, kernel=5, bias=True, rows=half_rows), "silu"
         )

@@ -113,7 +113,7 @@ class LMHead(Component):
         if self.draft_heads is not None:
             return self.draft_heads.flow(recorder, x, tokens_read, vocab, logit_rows)
         if isinstance(x.rows, MultipliedRows):  # output queries, or each predict stream
-            logit_rows = x.rows if x.rows.of is SEQUENCES else replace(x.rows, of=LOGITS)
+            logit_rows = x.rows if x.rows.source_rows is SEQUENCES else replace(x.rows, source_rows=LOGITS)
         if self.clusters is not None:
             return self.clusters.flow(recorder, x, vocab, output_weight, logit_rows)
         if self.transform is None:

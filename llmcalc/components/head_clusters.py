@@ -66,7 +66,9 @@ class Clusters(Part):
         recorder.buffer("token_ordering", vocab, indices=True)
         weight = recorder.unread_table("decoder", vocab, hidden_axis) if output_weight is None else output_weight
         chosen_tokens = self.centroid_intermediate_top_k * exact_div(vocab.size, self.num_centroids)
-        embeddings = recorder.look_up(weight, MultipliedRows(of=rows, by=chosen_tokens), by="chosen")
+        embeddings = recorder.look_up(
+            weight, MultipliedRows(source_rows=rows, rows_per_source=chosen_tokens), by="chosen"
+        )
         scored_tokens = Axis("vocab", chosen_tokens)
         return recorder.core(
             "scores",

@@ -43,7 +43,7 @@ class LatentHead(Component):
         latents = recorder.vector(
             "latents", Axis("latents", self.num_latents), *x.axes, row_count=self.num_latents, kind=self.kind
         )
-        rows = MultipliedRows("latents", of=SEQUENCES, by=self.num_latents)
+        rows = MultipliedRows("latents", source_rows=SEQUENCES, rows_per_source=self.num_latents)
         return recorder.part("reading", self.reading, x, memory=latents.view(*x.axes, new_rows=rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

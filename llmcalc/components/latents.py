@@ -19,7 +19,7 @@ from ..workload.rows import SEQUENCES
 from .base import LayerParts, ModelProperties, StackPosition, Width
 from .reading import Reading
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext, vector_module
+from .runtime import PassState, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,7 +82,9 @@ class LatentStreams(ResidualStreams):
         learned_vectors = recorder.vector(
             param_name, Axis(param_name, row_count), width, row_count=row_count, kind=self.kind
         )
-        return learned_vectors.view(width, new_rows=MultipliedRows(param_name, of=SEQUENCES, by=row_count))
+        return learned_vectors.view(
+            width, new_rows=MultipliedRows(param_name, source_rows=SEQUENCES, rows_per_source=row_count)
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self)
@@ -107,11 +109,11 @@ def _reference_class() -> type[nn.Module]:
             self.queries = vector_module(torch.randn(spec.num_queries, spec.query_size) * 0.02)
             self.writes = spec.writes.reference(spec.query_size, latent_size)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             latents: Tensor = self.reads(self.latents.weight.expand(len(x), -1, -1), x)
             return latents
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             latent_vectors: Tensor = self.writes(self.queries.weight.expand(len(x), -1, -1), x)
             return latent_vectors
 

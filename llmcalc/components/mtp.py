@@ -23,7 +23,7 @@ from .base import Flag, ModelProperties, PartWitness
 from .head import LMHead
 from .norm import Norm
 from .output_part import ModelOutput, OutputPart
-from .runtime import ForwardContext, share_tensors
+from .runtime import PassState, share_tensors
 from .stack import SHARED
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class MultiTokenPrediction(OutputPart):
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
         projected_embedding = recorder.linear("e_proj", recorder.part("enorm", self.norm, embedding), hidden_axis)
-        stream_rows = MultipliedRows(of=x.rows, by=stream_axis.size)
+        stream_rows = MultipliedRows(source_rows=x.rows, rows_per_source=stream_axis.size)
         normed_streams = recorder.part("hnorm", self.norm, x.view(hidden_axis, new_rows=stream_rows))
         projected_streams = recorder.linear("h_proj", normed_streams, hidden_axis).view(*x.axes, new_rows=x.rows)
         return recorder.add(projected_streams, recorder.copies(projected_embedding, stream_axis))
@@ -257,7 +257,7 @@ def _reference_class() -> Callable[..., nn.Module]:
         ) -> tuple[Tensor, Tensor]:
             embedding = getattr(self, "embed_tokens", token_embedding)(ids)
             module_input = self.block_input(embedding, hidden_states)
-            block_output: Tensor = self.block(module_input, ForwardContext(mla=mla, **experts))
+            block_output: Tensor = self.block(module_input, PassState(mla_form=mla, **experts))
             merged = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
             return block_output, self.lm_head(self.norm(merged) if hasattr(self, "norm") else merged)
 
@@ -265,7 +265,7 @@ def _reference_class() -> Callable[..., nn.Module]:
         def forward(
             self, hidden_states: Tensor, ids: Tensor, token_embedding: nn.Module, mla: str = "auto", **experts: Any
         ) -> list[Tensor]:
-            """Runs all modules and returns the logits of each. experts: fields of `ForwardContext` for experts."""
+            """Runs all modules and returns the logits of each. experts: fields of `PassState` for experts."""
             predictions = []
             for prediction_module in self:
                 hidden_states, logits = prediction_module(hidden_states, ids, token_embedding, mla, **experts)

@@ -16,7 +16,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import BY_TORCH, Component, Kernel, ModelProperties, PartWitness, Size
 from .norm import Norm, norm_reference
-from .runtime import ForwardContext, recurrent_state_class
+from .runtime import PassState, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,7 +53,7 @@ class NgramInput(Component):
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
-        looked_up_rows = MultipliedRows(of=x.rows, by=self.ngram_heads)
+        looked_up_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
         ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
@@ -131,20 +131,20 @@ def _reference_class() -> type[nn.Module]:
             )
             self.conv_state: Any = recurrent_state_class()()
 
-        def _convolved_tokens(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _convolved_tokens(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the convolution over the last tokens. x: [batch, tokens, width] → same shape."""
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
-            stored_rows, token_rows = self.conv_state.load(forward_context), x.transpose(1, 2)
+            stored_rows, token_rows = self.conv_state.load(pass_state), x.transpose(1, 2)
             padded_rows = (
                 F.pad(token_rows, (past_length, 0))
                 if stored_rows is None
                 else torch.cat([stored_rows[0], token_rows], -1)
             )
-            self.conv_state.keep(forward_context, padded_rows[..., padded_rows.shape[-1] - past_length :])
+            self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             stream_count = self.spec.streams
             token_ids = torch.zeros(*x.shape[:2], self.spec.ngram_heads, dtype=torch.long, device=x.device)
             ngram_vectors = self.embedding(token_ids).flatten(2)
@@ -154,7 +154,7 @@ def _reference_class() -> type[nn.Module]:
             gated_value: Tensor = gate.sigmoid() * self.value_proj(ngram_vectors)[:, :, None]
             if self.spec.conv_kernel_size is None:
                 return gated_value
-            conv_output = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), forward_context))
+            conv_output = F.silu(self._convolved_tokens(self.conv_norm(gated_value.flatten(2)), pass_state))
             return gated_value + conv_output.unflatten(-1, (stream_count, -1))
 
     return NgramInputReference

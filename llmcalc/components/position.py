@@ -23,7 +23,7 @@ from .base import (
 )
 from .choice import PartChoice
 from .rotation import rotate
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,14 +84,12 @@ class Rope(AttentionPosition):
             rotary_width = self.rotary_size(head_sizes.head_dim)
             raise UnscalableError(f"{head_sizes.head_dim} is less than the {rotary_width} dimensions that RoPE turns")
 
-    def rotate_heads(self, x: Tensor, forward_context: ForwardContext, first_position: int) -> Tensor:
+    def rotate_heads(self, x: Tensor, pass_state: PassState, first_position: int) -> Tensor:
         """Applies RoPE to x [..., tokens, head_dim], whose first token is at position `first_position`."""
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(
-            x, forward_context, first_position, rotary_dim, self.rope_theta, is_concatenated=self.concatenated
-        )
+        return rotate(x, pass_state, first_position, rotary_dim, self.rope_theta, is_concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

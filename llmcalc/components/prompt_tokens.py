@@ -16,7 +16,7 @@ from ..flow.value import Value
 from ..workload.derived_rows import PromptedRows
 from .base import ModelProperties, StackPosition
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,12 +48,12 @@ class PromptTokens(ResidualStreams):
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, PromptedRows)
-        return recorder.resized(x, x.rows.of)
+        return recorder.resized(x, x.rows.source_rows)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the prompt and the text. x: the token embeddings."""
         prompt_table = recorder.unread_table("", Axis("table", self.prompt_types * self.prompt_length), *x.axes)
-        return recorder.prefixed(x, prompt_table, PromptedRows(of=x.rows, more=self.prompt_length))
+        return recorder.prefixed(x, prompt_table, PromptedRows(source_rows=x.rows, prompt_rows=self.prompt_length))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)
@@ -72,13 +72,13 @@ def _reference_class() -> type[nn.Module]:
             self.length = spec.prompt_length
             self.embed_prompts = nn.Embedding(spec.prompt_types * spec.prompt_length, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            if forward_context.past:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            if pass_state.past_tokens:
                 return x
             prompt = self.embed_prompts(torch.arange(self.length, device=x.device))
             return torch.cat([prompt.expand(x.shape[0], -1, -1), x], 1)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return x if forward_context.past else x[:, self.length :]
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return x if pass_state.past_tokens else x[:, self.length :]
 
     return PromptTokensReference

@@ -11,7 +11,7 @@ from .base import Flag, ModelProperties, Part, StackPosition
 from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -78,12 +78,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, memory: Tensor) -> Tensor:
             keys = self.get_submodule("kv_norm")(memory)
-            attn_output = self.attention(self.get_submodule("query_norm")(x), ForwardContext(memory=keys))
+            attn_output = self.attention(self.get_submodule("query_norm")(x), PassState(memory=keys))
             attn_output = x + attn_output if self.residual else attn_output
             return (
-                attn_output + self.mlp(self.mlp_norm(attn_output), ForwardContext())
-                if hasattr(self, "mlp")
-                else attn_output
+                attn_output + self.mlp(self.mlp_norm(attn_output), PassState()) if hasattr(self, "mlp") else attn_output
             )
 
     return ReadingReference

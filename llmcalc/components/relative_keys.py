@@ -28,7 +28,7 @@ from .base import (
     TokenMixer,
     UnscalableError,
 )
-from .runtime import ForwardContext, softmax_core_class
+from .runtime import PassState, softmax_core_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,12 +164,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.pairs, self.core = PairScores(), softmax_core_class()()
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.bias)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (
                 self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in ("q_proj", "k_proj", "v_proj")
             )
-            bias = self.pairs(q, forward_context.memo["relative_keys"]) * q.shape[-1] ** -0.5
+            bias = self.pairs(q, pass_state.shared_values["relative_keys"]) * q.shape[-1] ** -0.5
             return self.o_proj(self.core(q, k, v, bias=bias).transpose(1, 2).flatten(2))
 
     return {"keys": RelativeKeysReference, "attention": AttentionReference}

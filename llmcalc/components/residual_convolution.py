@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from .runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,8 +46,8 @@ def residual_convolution_class() -> type[nn.Module]:
             super().__init__()
             self.conv, self.conv_state = causal_conv_class()(channels, kernel, False), recurrent_state_class()()
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            conv_output: Tensor = self.conv(x.transpose(1, 2), forward_context, self.conv_state).transpose(1, 2)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            conv_output: Tensor = self.conv(x.transpose(1, 2), pass_state, self.conv_state).transpose(1, 2)
             return conv_output + x
 
     return ResidualConvolution

@@ -10,7 +10,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from .base import LayerParts, StackPart, Streams
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,7 +93,7 @@ def copied_streams_class() -> type[nn.Module]:
             super().__init__()
             self.streams = stream_count
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.streams, -1)
 
     return CopiedStreamsReference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ def rotary_angles(positions: Tensor, rotary_dim: int, rope_theta: float) -> Tens
 
 def rotate(
     x: Tensor,
-    forward_context: ForwardContext,
+    pass_state: PassState,
     first_position: int,
     rotary_dim: int,
     rope_theta: float,
@@ -34,11 +34,9 @@ def rotate(
     end_position = first_position + x.shape[-2]
 
     def cos_and_sin() -> tuple[Tensor, Tensor]:
-        return _cosine_and_sine(
-            forward_context.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x
-        )
+        return _cosine_and_sine(pass_state.positions(first_position, end_position, x.device), rotary_dim, rope_theta, x)
 
-    cos, sin = forward_context.compute_once(
+    cos, sin = pass_state.compute_once(
         ("rope", first_position, end_position, rotary_dim, rope_theta, x.dtype), cos_and_sin
     )
     return _rotate_pairs(x, rotary_dim, cos, -sin if is_inverse else sin, is_concatenated)

@@ -21,57 +21,57 @@ def share_tensors(source_module: nn.Module, target: nn.Module) -> None:
 
 
 @dataclass(eq=False)
-class ForwardContext:
+class PassState:
     """The state of one forward pass of a PyTorch reference: positions, caches, masks.
 
-    past: the number of tokens per sequence that earlier passes put into `store`.
+    past_tokens: the number of tokens per sequence that earlier passes put into `cache_tensors`.
     memory: the encoder's output; None without an encoder, and while decoding from a filled cache.
-    embedded: the input of the first layer.
-    store: the tensors of each cache module; None for a pass without a cache.
-    bias: a function of query and key positions that returns the term added to the scores; None for no term.
-    selected: the earlier tokens that each token selected in the nearest lower layer with an indexer, for layers that
-        reuse the selection.
-    routed: the router's hidden state per token in the layer below.
-    ids: the token ids, for embeddings inside layers.
-    per_layer: the per-layer embeddings, [batch, tokens, layers, width].
-    layer: the index of the running layer.
-    columns: the number of patches in a row of the image that a vision encoder reads.
-    lends: whether attention layers keep their keys and values for higher layers without their own.
-    mla: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
+    first_layer_input: the input of the first layer.
+    cache_tensors: the tensors of each cache module; None for a pass without a cache.
+    score_bias: a function of query and key positions that returns the term added to the scores; None for no term.
+    selected_tokens: the earlier tokens that each token selected in the nearest lower layer with an indexer, for layers
+        that reuse the selection.
+    router_state: the router's hidden state per token in the layer below.
+    token_ids: the token ids, for embeddings inside layers.
+    per_layer_embeddings: the per-layer embeddings, [batch, tokens, layers, width].
+    layer_index: the index of the running layer.
+    patch_columns: the number of patches in a row of the image that a vision encoder reads.
+    shares_keys: whether attention layers keep their keys and values for higher layers without their own.
+    mla_form: the form of latent attention, `expanded` or `absorbed`; `auto` absorbs when decoding one token.
     grouped_experts: whether the rows of all experts are sorted by expert, for one grouped product per linear layer, as
         models are trained. FlopCounterMode does not count these. False by default: one product per row on meta, and one
         per expert elsewhere.
     expert_capacity: the rows that each expert takes over its even share of them, as training with a fixed capacity has
         it: those of the highest weights, padded, in one batched product. None (default) where no row is dropped.
     keeps_streams: whether the residual streams are kept for modules of multi-token prediction; false by default.
-    streams: the residual streams before they are merged, if they are kept.
-    memo: key → a value that is the same for every layer (masks, angles).
+    unmerged_streams: the residual streams before they are merged, if they are kept.
+    shared_values: key → a value that is the same for every layer (masks, angles).
     """
 
-    past: int = 0
+    past_tokens: int = 0
     memory: Tensor | None = None
-    embedded: Tensor | None = None
-    store: dict[nn.Module, tuple[Tensor, ...]] | None = None
-    bias: Any = None
-    selected: Tensor | None = None
-    routed: Tensor | None = None
-    ids: Tensor | None = None
-    per_layer: Tensor | None = None
-    layer: int = 0
-    columns: int = 1
-    lends: bool = False
-    mla: str = "auto"
+    first_layer_input: Tensor | None = None
+    cache_tensors: dict[nn.Module, tuple[Tensor, ...]] | None = None
+    score_bias: Any = None
+    selected_tokens: Tensor | None = None
+    router_state: Tensor | None = None
+    token_ids: Tensor | None = None
+    per_layer_embeddings: Tensor | None = None
+    layer_index: int = 0
+    patch_columns: int = 1
+    shares_keys: bool = False
+    mla_form: str = "auto"
     grouped_experts: bool = False
     expert_capacity: Fraction | None = None
     keeps_streams: bool = False
-    streams: Tensor | None = None
-    memo: dict[Any, Any] = field(default_factory=dict)
+    unmerged_streams: Tensor | None = None
+    shared_values: dict[Any, Any] = field(default_factory=dict)
 
     def compute_once(self, result_key: Any, compute_value: Callable[[], Any]) -> Any:
         """Returns the result of `compute_value`, computed once per key in this pass."""
-        if result_key not in self.memo:
-            self.memo[result_key] = compute_value()
-        return self.memo[result_key]
+        if result_key not in self.shared_values:
+            self.shared_values[result_key] = compute_value()
+        return self.shared_values[result_key]
 
     def positions(self, first_position: int, end_position: int, device: Any) -> Tensor:
         """Returns the positions from `first_position` up to `end_position`, which is excluded, as a tensor."""
@@ -196,16 +196,16 @@ def cache_class() -> type[nn.Module]:
             super().__init__()
             self.limit = token_limit
 
-        def forward(self, forward_context: ForwardContext, *new_tensors: Tensor) -> tuple[Tensor, ...]:
-            if forward_context.store is None:
+        def forward(self, pass_state: PassState, *new_tensors: Tensor) -> tuple[Tensor, ...]:
+            if pass_state.cache_tensors is None:
                 return new_tensors
-            cached_tensors = [[cached_tensor] for cached_tensor in forward_context.store.pop(self, ())] or [
+            cached_tensors = [[cached_tensor] for cached_tensor in pass_state.cache_tensors.pop(self, ())] or [
                 [] for _ in new_tensors
             ]
             if self.limit is None:
                 for tensor_index, new_tensor in enumerate(new_tensors):
                     cached_tensors[tensor_index] = [torch.cat([*cached_tensors[tensor_index], new_tensor], -2)]
-                joined_tensors = forward_context.store[self] = tuple(
+                joined_tensors = pass_state.cache_tensors[self] = tuple(
                     cached_tensor for (cached_tensor,) in cached_tensors
                 )
                 return joined_tensors
@@ -223,7 +223,7 @@ def cache_class() -> type[nn.Module]:
                 )
                 for cached_list, new_tensor in zip(cached_tensors, new_tensors, strict=True)
             )
-            forward_context.store[self] = tuple(
+            pass_state.cache_tensors[self] = tuple(
                 cached_tensor[..., max(0, cached_tensor.shape[-2] - self.limit) :, :]
                 for cached_tensor in joined_tensors
             )
@@ -243,21 +243,21 @@ def recurrent_state_class() -> type[nn.Module]:
         `keep` replaces them.
         """
 
-        def load(self, forward_context: ForwardContext) -> tuple[Tensor, ...] | None:
-            return None if forward_context.store is None else forward_context.store.get(self)
+        def load(self, pass_state: PassState) -> tuple[Tensor, ...] | None:
+            return None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self)
 
-        def only_tensor(self, forward_context: ForwardContext) -> Tensor | None:
+        def only_tensor(self, pass_state: PassState) -> Tensor | None:
             """Returns the only tensor of a state; None at the first token or without a cache.
 
             A caller keeps it in a variable until the new state is kept, as transformers does: both are in memory then.
             """
-            tensors = self.load(forward_context)
+            tensors = self.load(pass_state)
             return None if tensors is None else tensors[0]
 
-        def keep(self, forward_context: ForwardContext, *tensors: Tensor) -> None:
-            if forward_context.store is not None:
+        def keep(self, pass_state: PassState, *tensors: Tensor) -> None:
+            if pass_state.cache_tensors is not None:
                 # a slice would keep the whole tensor alive
-                forward_context.store[self] = tuple(tensor.clone() for tensor in tensors)
+                pass_state.cache_tensors[self] = tuple(tensor.clone() for tensor in tensors)
 
     return RecurrentState
 
@@ -278,14 +278,14 @@ def causal_conv_class() -> type[nn.Module]:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
             self.kept_frames = kernel if stored_frames is None else stored_frames
 
-        def forward(self, x: Tensor, forward_context: ForwardContext, state_module: Any) -> Tensor:  # type: ignore[override]
+        def forward(self, x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored_input = state_module.load(forward_context)
+            stored_input = state_module.load(pass_state)
             if stored_input is None:
                 conv_output = super().forward(x)[
                     ..., :tokens
                 ]  # padded on both sides; outputs beyond the tokens are cut off
-                if forward_context.store is None:
+                if pass_state.cache_tensors is None:
                     return conv_output
                 padded_input = nn.functional.pad(x, (self.kept_frames, 0))
             else:
@@ -293,14 +293,14 @@ def causal_conv_class() -> type[nn.Module]:
                 conv_output = nn.functional.conv1d(
                     padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state_module.keep(forward_context, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
+            state_module.keep(pass_state, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return conv_output
 
     return CausalConv1d
 
 
 def attention_mask(
-    forward_context: ForwardContext,
+    pass_state: PassState,
     q: Tensor,
     k: Tensor,
     *,
@@ -312,11 +312,11 @@ def attention_mask(
 
     q, k: tensors with a row for each query and for each key, [..., rows, width].
     """
-    query_count, key_count, end_position = q.shape[-2], k.shape[-2], forward_context.past + q.shape[-2]
+    query_count, key_count, end_position = q.shape[-2], k.shape[-2], pass_state.past_tokens + q.shape[-2]
 
     def compute_mask() -> Tensor:
-        query_positions = forward_context.positions(end_position - query_count, end_position, q.device)[:, None]
-        key_positions = forward_context.positions(end_position - key_count, end_position, q.device)[None, :]
+        query_positions = pass_state.positions(end_position - query_count, end_position, q.device)[:, None]
+        key_positions = pass_state.positions(end_position - key_count, end_position, q.device)[None, :]
         if not causal:
             tokens_before, tokens_after = (
                 (end_position, end_position) if window is None else ((window - 1) // 2, window // 2)
@@ -331,6 +331,6 @@ def attention_mask(
             mask = mask & (key_positions // chunk_size == query_positions // chunk_size)
         return mask
 
-    return forward_context.compute_once(
+    return pass_state.compute_once(
         ("mask", end_position, query_count, key_count, causal, window, chunk_size), compute_mask
     )

@@ -15,7 +15,7 @@ from .base import ModelProperties
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,10 +75,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.self_conditioning = ConditioningNetwork(spec, model_properties)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.self_conditioning(x)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x
 
     return SelfConditioningReference

@@ -48,15 +48,15 @@ class SpectrumStem(Stem):
     def input_frames(self) -> Value:
         if self.subsampling.chunk is not None:
             return self.subsampling.input_value()
-        frame_rows = MultipliedRows("frames", of=SOURCE, by=self.frames_per_position)
-        return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), fixed=True)
+        frame_rows = MultipliedRows("frames", source_rows=SOURCE, rows_per_source=self.frames_per_position)
+        return Value(frame_rows, (Axis("mel", self.subsampling.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         axes = width or x.axes
         subsampled_frames = recorder.part("subsampling", self.subsampling, frames, width=axes)
         return subsampled_frames if frames.rows is PATCHES else subsampled_frames.view(*axes, new_rows=self.positions)

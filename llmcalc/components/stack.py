@@ -41,7 +41,7 @@ from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import ForwardContext, apply_dropout, share_tensors
+from .runtime import PassState, apply_dropout, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -705,41 +705,41 @@ def _reference_class() -> type[nn.Module]:
             optional_module: Any = getattr(self, module_name, None)
             return x if optional_module is None else optional_module(x)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for module_name in ("stem", "embed_tokens", "input_features", "ngram_embedding"):
                 x = self._optional_module_output(module_name, x)
             if hasattr(self, "embed_positions"):
                 x = x + self.get_submodule("embed_positions")(
-                    torch.arange(forward_context.past, forward_context.past + x.shape[1], device=x.device)
+                    torch.arange(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], device=x.device)
                 ).to(x.dtype)
             for type_table in self._token_types:
                 x = type_table(x)
             x = apply_dropout(self, "embedding", self._optional_module_output("embed_norm", x))
             x = self._optional_module_output("input_proj", x)
-            forward_context.bias = getattr(self, "relative_bias", None)
-            if forward_context.bias is not None:  # no layer owns what all of them add
+            pass_state.score_bias = getattr(self, "relative_bias", None)
+            if pass_state.score_bias is not None:  # no layer owns what all of them add
                 for layer_module in self.layers.modules():
                     share_bias: Any = getattr(layer_module, "compute_shared_bias", None)
                     if share_bias is not None:
-                        share_bias(x, forward_context)
+                        share_bias(x, pass_state)
             if hasattr(self, "relative_keys"):
-                forward_context.memo["relative_keys"] = self.get_submodule("relative_keys")(x)
+                pass_state.shared_values["relative_keys"] = self.get_submodule("relative_keys")(x)
             if hasattr(self, "relative_embedding"):
-                forward_context.memo["relative_embedding"] = self.get_submodule("relative_embedding")()
+                pass_state.shared_values["relative_embedding"] = self.get_submodule("relative_embedding")()
             if hasattr(self, "per_layer_embedding"):
-                forward_context.per_layer = self.get_submodule("per_layer_embedding")(x, forward_context)
-            forward_context.embedded, forward_context.lends = x, self.lends
+                pass_state.per_layer_embeddings = self.get_submodule("per_layer_embedding")(x, pass_state)
+            pass_state.first_layer_input, pass_state.shares_keys = x, self.lends
             for streams in self._streams:
-                x = streams.split_streams(x, forward_context)
+                x = streams.split_streams(x, pass_state)
             for layer_index, layer in enumerate(self.layers):
-                forward_context.layer = layer_index
-                layer_output = layer(x, forward_context)
+                pass_state.layer_index = layer_index
+                layer_output = layer(x, pass_state)
                 if layer_index == 0 and hasattr(self, "side_convolution"):
                     layer_output = self.get_submodule("side_convolution")(x, layer_output)
                 x = layer_output
             for streams in self._streams:
-                forward_context.streams = x if forward_context.keeps_streams else None
-                x = streams.merge_streams(x, forward_context)
+                pass_state.unmerged_streams = x if pass_state.keeps_streams else None
+                x = streams.merge_streams(x, pass_state)
             x = apply_dropout(self, "final", self._optional_module_output("norm", x))
             if hasattr(self, "pooler"):
                 self.get_submodule("pooler")(x.detach())

@@ -73,7 +73,7 @@ class ConvStem(Stem):
     def positions(self) -> Rows:
         """The positions that the encoder processes; each position is one vector."""
         if self.chunk is not None:
-            return RowsInChunks(chunk=self.chunk, strides=(2,), padded=False)
+            return RowsInChunks(chunk_rows=self.chunk, strides=(2,), pads_last_chunk=False)
         return FixedRows("positions", length=self.max_source_positions)
 
     @property
@@ -82,20 +82,20 @@ class ConvStem(Stem):
 
     def input_frames(self) -> Value:
         """Returns the recorder's value for the stem's input: two frames per position."""
-        frame_rows: Rows = MultipliedRows("frames", of=self.positions, by=2)
+        frame_rows: Rows = MultipliedRows("frames", source_rows=self.positions, rows_per_source=2)
         if self.chunk is not None:
-            frame_rows = RowsInChunks(chunk=self.chunk)
-        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+            frame_rows = RowsInChunks(chunk_rows=self.chunk)
+        return Value(frame_rows, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records both convolutions, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         axes = width or x.axes
         convolved_frames = recorder.act(recorder.conv("conv1", frames, *axes, kernel=3, bias=True), "gelu")
-        position_rows = self.positions if self.chunk is None else RowsInChunks(chunk=self.chunk, strides=(2,))
+        position_rows = self.positions if self.chunk is None else RowsInChunks(chunk_rows=self.chunk, strides=(2,))
         convolved_frames = recorder.act(
             recorder.conv("conv2", convolved_frames, *axes, kernel=3, bias=True, rows=position_rows), "gelu"
         )

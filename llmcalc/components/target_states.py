@@ -19,7 +19,7 @@ from ..flow.value import Value
 from .base import Flag, LayerParts, ModelProperties, Width
 from .norm import Norm, norm_reference
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext, vector_module
+from .runtime import PassState, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -183,14 +183,14 @@ def _reference_class() -> type[nn.Module]:
             if spec.start != "state":
                 self.target_states = StateProjection(spec, model_properties)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             if self.start == "state":
                 return x
             projected_states: Tensor = self.target_states(x)
-            forward_context.memo["target_states"] = projected_states
+            pass_state.shared_values["target_states"] = projected_states
             return x if self.start == "embedding" else projected_states
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x
 
     return TargetStatesReference

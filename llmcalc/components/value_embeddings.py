@@ -13,7 +13,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from .base import HeadDim, Heads, ModelProperties, Vocab
 from .residual_streams import ResidualStreams
-from .runtime import ForwardContext
+from .runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,13 +62,13 @@ def _reference_class() -> type[nn.Module]:
             self.heads = spec.num_key_value_heads
             self.value_embeddings = nn.Embedding(spec.vocab_size, self.heads * spec.head_dim)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            assert forward_context.ids is not None
-            token_values = self.value_embeddings(forward_context.ids)
-            forward_context.memo["value_embeddings"] = token_values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            assert pass_state.token_ids is not None
+            token_values = self.value_embeddings(pass_state.token_ids)
+            pass_state.shared_values["value_embeddings"] = token_values.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return x
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x
 
     return ValueEmbeddingsReference

@@ -68,18 +68,20 @@ class WaveStem(Stem):
         for convolution in reversed(self.convolutions):
             total_padding = total_padding * convolution.stride + convolution.kernel - convolution.stride
             stride *= convolution.stride
-            rows_per_convolution.append(MultipliedRows("samples", of=SOURCE, by=stride, more=total_padding))
+            rows_per_convolution.append(
+                MultipliedRows("samples", source_rows=SOURCE, rows_per_source=stride, extra_rows=total_padding)
+            )
         return [*reversed(rows_per_convolution), SOURCE]
 
     def input_frames(self) -> Value:
-        return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), fixed=True)
+        return Value(self._rows_per_convolution()[0], (Axis("sample", 1),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the convolutions and the projection, whose output is the encoder's input.
 
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
-        frames = recorder.frames = x if x.fixed else self.input_frames()
+        frames = recorder.frames = x if x.is_constant else self.input_frames()
         axes, norm = width or x.axes, Norm(type="layernorm")
         for i, (convolution, output_rows) in enumerate(
             zip(self.convolutions, self._rows_per_convolution()[1:], strict=True)
@@ -97,7 +99,9 @@ class WaveStem(Stem):
             kernel = self.position_kernel
             recorder.vector("length", Axis("taps", kernel))
             row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
-            padded_rows = MultipliedRows("padded positions", of=SOURCE, by=1, more=row_padding)
+            padded_rows = MultipliedRows(
+                "padded positions", source_rows=SOURCE, rows_per_source=1, extra_rows=row_padding
+            )
             conv_groups = self.position_groups
             positions = recorder.conv(
                 "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows

@@ -38,26 +38,26 @@ class LowRankAdapters:
 
     rank: inner width of every adapter.
     targets: names of the linear layers with an adapter.
-    base: storage format of the frozen matrices.
+    base_format: storage format of the frozen matrices.
     library: the library of the adapters.
-    copies: names of modules of which a full copy is trained.
+    trained_modules: names of modules of which a full copy is trained.
     quantized_head: whether a quantised base includes an output head of its own; false by default.
     fused_qkv: whether queries, keys and values are one linear layer; false by default.
     quantized_experts: whether a base in 4 bits includes routed experts; false by default.
-    experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
+    adapts_experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     joined_layers: the projections that the model's class has in one layer, with one adapter; none by default.
     """
 
     rank: int
     targets: frozenset[str]
-    base: Base = "none"
+    base_format: Base = "none"
     library: Library = "peft"
-    copies: frozenset[str] = frozenset()
+    trained_modules: frozenset[str] = frozenset()
     quantized_head: bool = False
     fused_qkv: bool = False
     quantized_experts: bool = False
-    experts: bool = False
+    adapts_experts: bool = False
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
 
@@ -69,7 +69,9 @@ class LowRankAdapters:
         mcore-bridge; with Megatron-Bridge all experts of a rank share one, of which that of one rank is counted. PEFT's
         have one per expert and fused weight.
         """
-        tensors = self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.experts else []
+        tensors = (
+            self._adapters_of_experts(node_tree, included_parts) if self.is_parallel or self.adapts_experts else []
+        )
         for joint_layers in self._layer_products(node_tree, included_parts):
             adapted_products = [(position, op) for position, op in joint_layers if position.node.name in self.targets]
             if adapted_products:
@@ -96,8 +98,8 @@ class LowRankAdapters:
         tensors = []
         for joint_layers in _joint_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
             node_position, experts = joint_layers[0]
-            if node_position.node.name in self.targets or self.experts:
-                expert_count = experts.num_experts if self.experts or self.library == "mcore-bridge" else 1
+            if node_position.node.name in self.targets or self.adapts_experts:
+                expert_count = experts.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
                 for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
                     copy_count = times(expert_count, node_position.times)
@@ -111,7 +113,7 @@ class LowRankAdapters:
             op, counted_op = node_position.node.op, node_position.use
             if (
                 counted_op is None
-                or node_position.node.name not in self.copies
+                or node_position.node.name not in self.trained_modules
                 or node_position.optional not in {"", *included_parts}
             ):
                 continue
@@ -128,7 +130,7 @@ class LowRankAdapters:
         """
         weights: Number = 0
         total_bytes: Number = 0
-        if self.base == "none":
+        if self.base_format == "none":
             return weights, total_bytes
         heads = [
             [layer]
@@ -150,22 +152,26 @@ class LowRankAdapters:
             if not is_zero(row_count):
                 copy_count = joint_layers[0][0].times
                 weights = add(weights, times(row_count * column_count, copy_count))
-                total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, column_count), copy_count))
+                total_bytes = add(
+                    total_bytes, times(stored_bytes(self.base_format, row_count, column_count), copy_count)
+                )
         for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
             row_count = experts.num_experts * experts.n_out
             weights = add(weights, times(row_count * experts.n_in, node_position.times))
-            total_bytes = add(total_bytes, times(stored_bytes(self.base, row_count, experts.n_in), node_position.times))
+            total_bytes = add(
+                total_bytes, times(stored_bytes(self.base_format, row_count, experts.n_in), node_position.times)
+            )
         return weights, total_bytes
 
     def uncounted_adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the adapters of routed experts that PEFT may also add if all linear layers are targets."""
         if (
-            self.experts
+            self.adapts_experts
             or self.library != "peft"
             or not self.targets >= {*linear_layer_names(node_tree, included_parts)}
         ):
             return []
-        return replace(self, experts=True)._adapters_of_experts(node_tree, included_parts)
+        return replace(self, adapts_experts=True)._adapters_of_experts(node_tree, included_parts)
 
     def _layer_products(self, node_tree: Node, included_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
@@ -259,8 +265,8 @@ def adapters_of_targets(
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
     """
-    if adapters.base not in BASES:
-        raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
+    if adapters.base_format not in BASES:
+        raise InputError(f"--base {adapters.base_format}: not known; expected one of {', '.join(BASES)}")
     _check_expert_adapters(node_tree, adapters, included_parts)
     _check_magnitudes(adapters)
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
@@ -296,7 +302,7 @@ def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ..
 
 def _check_expert_adapters(node_tree: Node, adapters: LowRankAdapters, included_parts: frozenset[str]) -> None:
     """Raises `InputError` for expert adapters without PEFT, on quantized experts, or in a model without experts."""
-    if not adapters.experts:
+    if not adapters.adapts_experts:
         return
     if adapters.library != "peft":
         raise InputError(f"--lora-experts: {adapters.library} has no such adapters; expected --lora-library peft")
@@ -312,9 +318,9 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
         return
     if adapters.library not in ("peft", "torchtune"):
         raise InputError(f"--use-dora: {adapters.library} has no DoRA; expected --lora-library peft or torchtune")
-    if adapters.experts:
+    if adapters.adapts_experts:
         raise InputError("--use-dora with --lora-experts: PEFT has no DoRA of experts; expected one of them")
-    if adapters.base == "int8":
+    if adapters.base_format == "int8":
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
 
 
@@ -341,7 +347,7 @@ def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
         for node_position in node_tree.walk()
         if node_position.node.op is not None and not is_in_layer(node_position)
     ]
-    for copied_module in sorted(adapters.copies):
+    for copied_module in sorted(adapters.trained_modules):
         if copied_module not in outside_layers:
             modules = ", ".join(dict.fromkeys(outside_layers))
             raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")

@@ -23,25 +23,29 @@ class VectorFormat:
     """The storage format of the key or value vector of one head.
 
     bits: bits per element.
-    block: elements that share a scale; default 1.
+    block_elements: elements that share a scale; default 1.
     block_bytes: bytes of the scale and the minimum of a block; default 0.
     vector_bytes: bytes of the scales of a whole vector; default 0.
     """
 
     bits: int
-    block: int = 1
+    block_elements: int = 1
     block_bytes: int = 0
     vector_bytes: int = 0
 
     def bytes_of(self, element_count: int) -> int:
         """Returns the bytes of a vector of `element_count` elements, rounded up to whole blocks."""
-        block_count = -(-element_count // self.block)
-        return bits_to_bytes(block_count * self.block * self.bits) + block_count * self.block_bytes + self.vector_bytes
+        block_count = -(-element_count // self.block_elements)
+        return (
+            bits_to_bytes(block_count * self.block_elements * self.bits)
+            + block_count * self.block_bytes
+            + self.vector_bytes
+        )
 
     @property
     def element_bits(self) -> Fraction:
         """Returns the bits per element, including the block's scale divided by the block's elements."""
-        return self.bits + Fraction(8 * self.block_bytes, self.block)
+        return self.bits + Fraction(8 * self.block_bytes, self.block_elements)
 
 
 @frozen(slots=True)
@@ -50,18 +54,18 @@ class CacheFormat:
 
     name: its name in `FORMATS`, or the full name of a number format.
     keys, values: storage of one head's key and value.
-    what: a phrase that describes the scales.
-    even: whether a key and its value are padded together to an even number of bytes.
-    latent: whether it stores the latents of MLA and the keys of an indexer (`keys`), and rotary keys (`values`), and
-        nothing else.
+    scales_text: a phrase that describes the scales.
+    pads_to_even: whether a key and its value are padded together to an even number of bytes.
+    is_latent_format: whether it stores the latents of MLA and the keys of an indexer (`keys`), and rotary keys
+        (`values`), and nothing else.
     """
 
     name: str
     keys: VectorFormat
     values: VectorFormat
-    what: str
-    even: bool = False
-    latent: bool = False
+    scales_text: str
+    pads_to_even: bool = False
+    is_latent_format: bool = False
 
     @property
     def has_scale_per_head(self) -> bool:
@@ -76,7 +80,7 @@ class CacheFormat:
         stored_vectors = [
             (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(head_vectors)
         ]
-        if self.even and len(stored_vectors) == 2:
+        if self.pads_to_even and len(stored_vectors) == 2:
             (heads, key_size), (_, value_vector) = stored_vectors
             return 8 * heads * (key_size + value_vector + (key_size + value_vector) % 2)
         return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
@@ -116,7 +120,7 @@ def _turbo_format(format_name: str, key_bits: int, value_bits: int) -> CacheForm
         key_vector,
         VectorFormat(value_bits, vector_bytes=4),
         f"{description}; {value_bits}-bit values with a fp16 scale and zero for each token and head",
-        even=True,
+        pads_to_even=True,
     )
 
 
@@ -140,7 +144,7 @@ FORMATS = {
             VectorFormat(8, 128, 4),
             VectorFormat(16),
             "fp8 latents and indexer keys with a fp32 scale for each 128 elements; rotary keys in bf16",
-            latent=True,
+            is_latent_format=True,
         ),
     )
 }
@@ -193,7 +197,7 @@ def cache_bits_in(stored_format: CacheFormat) -> Cost:
             return counted_op.cache_bits(stored_format.keys.bits)
         cache_kind = getattr(op, "kind", "cache")
         remedy_text = "expected a number format such as fp8, or blocks such as q8_0"
-        if stored_format.latent and cache_kind not in LATENT_KINDS:
+        if stored_format.is_latent_format and cache_kind not in LATENT_KINDS:
             raise InputError(
                 f"{stored_format.name}: stores the latents of MLA, and the model has a cache of "
                 f"{cache_kind.replace('_', ' ')}; {remedy_text}"

@@ -37,28 +37,28 @@ class EncodedInputs:
     """The images and audio of every sequence in the model's form.
 
     image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
-    in_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
-    runs: the passes of the encoders.
+    extends_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
+    encoder_runs: the passes of the encoders.
     """
 
     image_tokens: int
     audio_tokens: int
-    in_sequence: bool
-    runs: tuple[EncoderRun, ...]
+    extends_sequence: bool
+    encoder_runs: tuple[EncoderRun, ...]
 
     @property
     def names(self) -> set[str]:
         """The names of the encoders and projectors in use."""
-        return {node.name for encoder_run in self.runs for node in encoder_run.nodes}
+        return {node.name for encoder_run in self.encoder_runs for node in encoder_run.nodes}
 
     @property
     def added_tokens(self) -> int:
         """The number of tokens that images and audio add to each sequence."""
-        return self.image_tokens + self.audio_tokens if self.in_sequence else 0
+        return self.image_tokens + self.audio_tokens if self.extends_sequence else 0
 
     def total(self, cost_function: Cost) -> Number:
         """Returns the value of a cost function, summed over the passes of all encoders."""
-        return sum(encoder_run.total(cost_function) for encoder_run in self.runs)
+        return sum(encoder_run.total(cost_function) for encoder_run in self.encoder_runs)
 
 
 def encoded_inputs(spec: ModelSpec, input_settings: Inputs, batch: int = 1) -> EncodedInputs:

@@ -17,14 +17,14 @@ class TrainedTensor:
 
     tensor: shape and role.
     kind: its component.
-    times: number of identical tensors.
+    copies: number of identical tensors.
     path: names of its parent nodes, without indices.
     in_layer: whether it is inside one of the model's layers; default True.
     """
 
     tensor: ParamTensor
     kind: str
-    times: Number
+    copies: Number
     path: str = ""
     in_layer: bool = True
 
@@ -100,7 +100,7 @@ def sum_over(tensors: Iterable[TrainedTensor], tensor_quantity: Callable[[ParamT
     """Sums a function's values over trained tensors."""
     value_sum: Number = 0
     for trained_tensor in tensors:
-        value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.times))
+        value_sum = add(value_sum, times(tensor_quantity(trained_tensor.tensor), trained_tensor.copies))
     return value_sum
 
 

@@ -41,7 +41,7 @@ def encoder_peaks(
     dtype: number format of activations. kernel_choices: kernels to run.
     """
     peaks: list[EncoderPeak] = []
-    for encoder_run in encoded_inputs.runs:
+    for encoder_run in encoded_inputs.encoder_runs:
         for node in encoder_run.nodes:
             tower: Any = spec.towers[node.name]
             if not _can_replay_layers(tower):
@@ -84,14 +84,14 @@ def _bytes_of_lower_outputs(spec: ModelSpec, encoder_name: str, run_config: RunC
             continue
         if tower.lower_layer < encoder.stack.num_hidden_layers - 1:
             output_elements += (
-                run_config.rows(MergedPatchRows(side=tower.merge, frames=tower.frames)) * tower.output_width
+                run_config.rows(MergedPatchRows(square_side=tower.merge, frames=tower.frames)) * tower.output_width
             )
     return output_elements * DTYPES[dtype].bytes
 
 
 def unreplayed_encoders(spec: ModelSpec, encoded_inputs: EncodedInputs) -> list[str]:
     """Returns the names of the encoders in use whose layers are not replayed (conformers, SAM)."""
-    encoder_names = (node.name for encoder_run in encoded_inputs.runs for node in encoder_run.nodes)
+    encoder_names = (node.name for encoder_run in encoded_inputs.encoder_runs for node in encoder_run.nodes)
     return [
         encoder_name
         for encoder_name in encoder_names
@@ -111,7 +111,7 @@ def _layer_program(tower: Any) -> Flow:
         frame_rows = tower.stack.stem.frames_of_recording()
     else:
         frame_rows = Value(
-            ExtendedRows(of=PATCHES, more=tower.vector_count) if tower.vector_count else PATCHES,
+            ExtendedRows(source_rows=PATCHES, extra_rows=tower.vector_count) if tower.vector_count else PATCHES,
             (hidden_vectors,),
         )
         program.entry = frame_rows

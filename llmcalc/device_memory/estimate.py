@@ -189,7 +189,7 @@ class Memory:
     def _has_encoder_run(self) -> bool:
         """Whether image or audio encoders run before the prompt's pass."""
         encoded_inputs = self.states.encoded_inputs
-        return encoded_inputs is not None and bool(encoded_inputs.runs) and self.settings.phase != "decode"
+        return encoded_inputs is not None and bool(encoded_inputs.encoder_runs) and self.settings.phase != "decode"
 
     def _encoder_peaks(self, attention: AttentionImplementation) -> list[EncoderPeak]:
         """Returns the peaks of the image and audio encoders; none without images or audio."""
@@ -342,7 +342,7 @@ class Memory:
         attention: the attention implementation that runs.
         """
         run_settings, memory_use = self.settings, self.states
-        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base
+        frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
         evidence_from_source = [
             (frozen_base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
             (frozen_base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),

@@ -471,7 +471,7 @@ def _adapters_and_format(
     lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
     module_names = (
         model_config.names(params.tree, spec.kind)
-        if isinstance(model_config, Checkpoint) and model_config.modules
+        if isinstance(model_config, Checkpoint) and model_config.module_names
         else None
     )
     requested_adapters = LowRankAdapters(

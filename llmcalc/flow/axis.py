@@ -25,16 +25,16 @@ class Axis:
 class JoinedShapes:
     """Several shapes whose elements are concatenated along one axis, such as the output of a fused QKV projection.
 
-    parts: the shapes.
+    shapes: the shapes.
     name: the name of the axis.
     """
 
-    parts: tuple[Shape, ...]
+    shapes: tuple[Shape, ...]
     name: str = "beside"
 
     @property
     def size(self) -> Number:
-        first_count, *other_counts = (element_count(shape) for shape in self.parts)
+        first_count, *other_counts = (element_count(shape) for shape in self.shapes)
         return sum(other_counts, first_count)
 
 

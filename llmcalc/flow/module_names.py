@@ -154,7 +154,7 @@ class ModuleNames:
         """Returns the published names of a layer and of the layer's modules by path."""
         for layers in reversed(self._layers.get(stack, [])):
             if layer_index in layers.indices:
-                return layers.names(layer_index), layers.parts
+                return layers.names(layer_index), layers.names_in_layer
         return (), {}
 
     def _module_names_of_side(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
@@ -292,25 +292,27 @@ class _LayerNames(NamedTuple):
     """The layers of one kind in a stack, with the names of the module lists that contain them.
 
     indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
-    numbers: index → number among the stack's layers with parameters of their own.
-    lists: names of the lists of modules that hold them. roots: prefixes of the stack.
-    parts: path of a node within a layer → its names.
+    layer_numbers: index → number among the stack's layers with parameters of their own.
+    list_names: names of the lists of modules that hold them. stack_prefixes: prefixes of the stack.
+    names_in_layer: path of a node within a layer → its names.
     """
 
     indices: frozenset[int]
     are_predictors: bool
-    numbers: Mapping[int, int]
-    lists: tuple[str, ...]
-    roots: tuple[str, ...]
-    parts: Mapping[str, tuple[str, ...]]
+    layer_numbers: Mapping[int, int]
+    list_names: tuple[str, ...]
+    stack_prefixes: tuple[str, ...]
+    names_in_layer: Mapping[str, tuple[str, ...]]
 
     def names(self, layer_index: int) -> tuple[str, ...]:
         """Returns the published names of a layer."""
         layer_number = (
-            len(self.numbers) + layer_index if self.are_predictors else self.numbers.get(layer_index, layer_index)
+            len(self.layer_numbers) + layer_index
+            if self.are_predictors
+            else self.layer_numbers.get(layer_index, layer_index)
         )
-        layer_names = [_layer_name(list_name, layer_number, len(self.numbers)) for list_name in self.lists]
-        full_names = tuple(f"{root_name}{list_name}" for root_name in self.roots for list_name in layer_names)
+        layer_names = [_layer_name(list_name, layer_number, len(self.layer_numbers)) for list_name in self.list_names]
+        full_names = tuple(f"{root_name}{list_name}" for root_name in self.stack_prefixes for list_name in layer_names)
         return (
             (*full_names, f"mtp.layers.{layer_index}", f"model.mtp.layers.{layer_index}")
             if self.are_predictors
@@ -357,19 +359,19 @@ class Checkpoint:
     """A published checkpoint: its config, and the names of the modules in its classes.
 
     config: its parsed `config.json`.
-    modules: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
-    earlier: components of those names → their names in earlier checkpoints.
-    prefixes: prefixes of the modules of its classes, `` or ending with a dot.
+    module_names: nodes of the tree whose modules have other names than `USUAL` has, as a family's record has them.
+    earlier_names: components of those names → their names in earlier checkpoints.
+    class_prefixes: prefixes of the modules of its classes, `` or ending with a dot.
     """
 
     config: Mapping[str, Any]
-    modules: Mapping[str, str]
-    earlier: Mapping[str, str]
-    prefixes: tuple[str, ...] = WRAPPED
+    module_names: Mapping[str, str]
+    earlier_names: Mapping[str, str]
+    class_prefixes: tuple[str, ...] = WRAPPED
 
     def names(self, node_tree: Node, model_kind: str) -> ModuleNames:
         """Returns the published module names of a tree. model_kind: the kind of the tree's spec."""
-        return ModuleNames(node_tree, model_kind, self.modules, self.earlier, self.prefixes)
+        return ModuleNames(node_tree, model_kind, self.module_names, self.earlier_names, self.class_prefixes)
 
 
 def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None) -> list[list[str]]:

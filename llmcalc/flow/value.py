@@ -12,21 +12,23 @@ class Value:
 
     rows: its rows.
     axes: the axes of one row.
-    of: the value that it is a view of; None if it is not a view.
-    fixed: whether it is computed from no parameter, so that no gradient flows through it.
+    view_source: the value that it is a view of; None if it is not a view.
+    is_constant: whether it is computed from no parameter, so that no gradient flows through it.
     cache: the name of the cache that it was read from, together with rows of earlier passes; empty if it was not.
-    once: for keys and values that are repeated for each query head, the value before repeating.
+    unrepeated: for keys and values that are repeated for each query head, the value before repeating.
     """
 
-    __slots__ = ("_width", "axes", "cache", "fixed", "of", "once", "rows")
+    __slots__ = ("_width", "axes", "cache", "is_constant", "rows", "unrepeated", "view_source")
 
-    def __init__(self, rows: Rows, axes: Shape, of: Value | None = None, fixed: bool = False, cache: str = "") -> None:
+    def __init__(
+        self, rows: Rows, axes: Shape, view_source: Value | None = None, is_constant: bool = False, cache: str = ""
+    ) -> None:
         self.rows: Rows = rows
         self.axes: Shape = axes
-        self.of: Value | None = of
-        self.fixed: bool = fixed
+        self.view_source: Value | None = view_source
+        self.is_constant: bool = is_constant
         self.cache: str = cache
-        self.once: Value | None = None
+        self.unrepeated: Value | None = None
         self._width: Number = None
 
     @property
@@ -38,14 +40,14 @@ class Value:
 
     def view(self, *axes: Axis | JoinedShapes, new_rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
-        return Value(self.rows if new_rows is None else new_rows, axes, self, self.fixed, self.cache)
+        return Value(self.rows if new_rows is None else new_rows, axes, self, self.is_constant, self.cache)
 
     @property
     def storage(self) -> Value:
         """The value that owns the storage, of which this value may be a view."""
         base_value = self
-        while base_value.of is not None:
-            base_value = base_value.of
+        while base_value.view_source is not None:
+            base_value = base_value.view_source
         return base_value
 
 

@@ -160,7 +160,7 @@ class KVCache(Op):
 
     kind: the kind that `llmcalc kv` lists it under.
     rows: the rows that are cached; the encoder's are computed once.
-    parts: (heads, size) of the keys, of the values and of anything else that is cached; if empty, one vector of
+    vector_shapes: (heads, size) of the keys, of the values and of anything else that is cached; if empty, one vector of
         `width`.
     """
 
@@ -170,12 +170,12 @@ class KVCache(Op):
     kind: str
     limit: Number = None
     rows: Rows = TOKENS
-    parts: tuple[tuple[Number, Number], ...] = ()
+    vector_shapes: tuple[tuple[Number, Number], ...] = ()
 
     @property
     def vectors(self) -> tuple[tuple[Number, Number], ...]:
         """Returns (heads, size) of each cached vector per token."""
-        return self.parts or ((1, self.width),)
+        return self.vector_shapes or ((1, self.width),)
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
         tokens = run_config.available_rows(self.rows)

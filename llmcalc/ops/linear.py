@@ -15,20 +15,20 @@ from .base import FLOPS, PARAMS, Op, ParamTensor, per_head_shape
 class Embedding(Op):
     """An embedding table: [num_embeddings, dim]. A look-up is not a matrix multiplication: 0 FLOPs.
 
-    read: the number of rows that are active for a token; all rows if None, as tables of tokens are counted.
+    active_rows: the number of rows that are active for a token; all rows if None, as tables of tokens are counted.
     """
 
     effects = PARAMS
 
     num_embeddings: Number
     dim: Number
-    read: Number = None
+    active_rows: Number = None
 
     def params(self) -> Number:
         return self.num_embeddings * self.dim
 
     def active_params(self) -> Number:
-        return self.params() if self.read is None else minimum(self.read, self.num_embeddings) * self.dim
+        return self.params() if self.active_rows is None else minimum(self.active_rows, self.num_embeddings) * self.dim
 
     def tensors(self) -> tuple[ParamTensor, ...]:
         return (ParamTensor((self.num_embeddings, self.dim), "table"),)

@@ -25,38 +25,38 @@ class CompressedEntryLinear(Linear):
 
 @frozen(slots=True)
 class IdentityExperts(Op):
-    """`count` experts that return their input unchanged and compete with real experts in the router.
+    """`identity_count` experts that return their input unchanged and compete with real experts in the router.
 
     They have no parameters and no FLOPs. How many of a token's `top_k` experts are identity experts depends on the
     data; the real experts are counted as if there were none.
 
-    count: the number of identity experts.
-    maps: the linear layers of the real experts.
+    identity_count: the number of identity experts.
+    expert_layers: the linear layers of the real experts.
     """
 
     effects = SKIPPED_PARAMS
 
-    count: Number
-    maps: tuple[ExpertLinear, ...]
+    identity_count: Number
+    expert_layers: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
         """Returns the parameters of one expert with weights, which an identity expert replaces."""
         parameter_count: Number = 0
-        for linear in self.maps:
+        for linear in self.expert_layers:
             parameter_count = add(parameter_count, linear.expert_params())
         return parameter_count
 
     def max_skipped_params(self) -> Number:
         """Returns the largest number of parameters that a token can skip by selecting identity experts."""
-        return minimum(self.maps[0].top_k, self.count) * self._expert_params()
+        return minimum(self.expert_layers[0].top_k, self.identity_count) * self._expert_params()
 
     def mean_skipped_params(self) -> Number:
         """Returns the parameters that a token skips on average if all experts are selected equally often.
 
         With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """
-        experts, top_k = self.maps[0].num_experts, self.maps[0].top_k
-        return ceil_div(top_k * self.count * self._expert_params(), experts + self.count)
+        experts, top_k = self.expert_layers[0].num_experts, self.expert_layers[0].top_k
+        return ceil_div(top_k * self.identity_count * self._expert_params(), experts + self.identity_count)
 
 
 @frozen(slots=True)
@@ -127,16 +127,16 @@ class ExpertRows(Op):
 
 @frozen(slots=True)
 class BlockSumMatmul(Op):
-    """Sums over each block of `block` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
+    """Sums over each block of `block_size` tokens, as a product with a 0/1 matrix without a gradient (LongT5)."""
 
     effects = FLOPS
 
     width: Number
-    block: Number
+    block_size: Number
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return 2 * run_config.rows(self.rows) * floor_div(run_config.new_rows(self.rows), self.block) * self.width
+        return 2 * run_config.rows(self.rows) * floor_div(run_config.new_rows(self.rows), self.block_size) * self.width
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         return self.forward_flops(run_config)
@@ -165,14 +165,14 @@ class ResidualStreamOffsets(Op):
 
     effects = PARAMS
 
-    weights: Number
-    kinds: Number
+    weight_count: Number
+    weight_kinds: Number
 
     def params(self) -> Number:
-        return self.weights + self.kinds
+        return self.weight_count + self.weight_kinds
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        return (ParamTensor((self.weights,), "vector"), ParamTensor((self.kinds,), "vector"))
+        return (ParamTensor((self.weight_count,), "vector"), ParamTensor((self.weight_kinds,), "vector"))
 
 
 @frozen(slots=True)

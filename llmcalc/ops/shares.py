@@ -34,13 +34,13 @@ class ExpertLinearOnRank(ExpertLinear):
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 
     ranks: over how many ranks the experts are divided.
-    parts: over how many ranks one expert is divided.
-    tensor: how many ranks of a tensor group share their tokens.
+    ranks_per_expert: over how many ranks one expert is divided.
+    tensor_ranks: how many ranks of a tensor group share their tokens.
     """
 
     ranks: Number = 1
-    parts: Number = 1
-    tensor: Number = 1
+    ranks_per_expert: Number = 1
+    tensor_ranks: Number = 1
 
     def active_params(self) -> Number:
         """Returns the parameters of this rank that a token uses on average, rounded down."""
@@ -48,12 +48,14 @@ class ExpertLinearOnRank(ExpertLinear):
         return params.__floor__() if isinstance(params, Fraction) else params
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        return _divided_by_ranks(ExpertLinear.forward_flops(self, run_config) * self.parts, self.tensor)
+        return _divided_by_ranks(
+            ExpertLinear.forward_flops(self, run_config) * self.ranks_per_expert, self.tensor_ranks
+        )
 
 
 @frozen(slots=True)
 class IdentityExpertsOnRank(IdentityExperts):
-    """The identity experts of a rank whose other experts are sharded. maps: the linear layers of all experts.
+    """The identity experts of a rank whose other experts are sharded. expert_layers: the linear layers of all experts.
 
     ranks: over how many ranks the real experts are divided, each of them whole or in parts.
     """

@@ -162,13 +162,13 @@ class GlobalLocalAttentionCore(AttentionCore):
     def pairs(self, run_config: RunConfig) -> Number:
         rows = self.rows
         assert isinstance(rows, ConcatenatedRows)
-        assert isinstance(rows.second, PaddedRows)
-        text_rows = run_config.new_rows(rows.second)
+        assert isinstance(rows.second_rows, PaddedRows)
+        text_rows = run_config.new_rows(rows.second_rows)
         if is_zero(text_rows):
             return 0
         if run_config.pairs == "full":
             return self.global_tokens * (self.global_tokens + text_rows) + text_rows * (self.global_tokens + self.block)
-        text_rows = run_config.new_rows(rows.second.of)
+        text_rows = run_config.new_rows(rows.second_rows.source_rows)
         first_block_tokens = minimum(text_rows, exact_div(self.block, 2)) if self.staggered else 0
         whole_block_count = floor_div(text_rows - first_block_tokens, self.block)
         last_block_tokens = text_rows - first_block_tokens - whole_block_count * self.block
@@ -286,21 +286,25 @@ class PairScores(Op):
 class EntryCache(Op):
     """A cache with one entry per `rate` tokens (DeepSeek-V4).
 
-    rest: elements cached for each token that is not compressed yet.
+    pending_width: elements cached for each token that is not compressed yet.
     """
 
     effects = CACHE
 
     width: Number
     rate: Number
-    rest: Number
+    pending_width: Number
     kind: str = COMPRESSED
     rows: Rows = TOKENS
 
     def cache_bits(self, run_config: RunConfig, kv_bits: Number) -> Number:
         tokens = run_config.available_rows(self.rows)
         entry_count = floor_div(tokens, self.rate)
-        return run_config.batch * (entry_count * self.width + (tokens - entry_count * self.rate) * self.rest) * kv_bits
+        return (
+            run_config.batch
+            * (entry_count * self.width + (tokens - entry_count * self.rate) * self.pending_width)
+            * kv_bits
+        )
 
 
 @frozen(slots=True)

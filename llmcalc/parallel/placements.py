@@ -237,11 +237,11 @@ class PlacementTracker:
         """All-gathers a sharded tensor, once for all operations that read it."""
         if self.placement(recorded_value) == "partial":
             self._reduce_partial_sum(recorded_value)
-        gather_key = id(recorded_value.storage), recorded_value.of is not None, self.has_gradient
+        gather_key = id(recorded_value.storage), recorded_value.view_source is not None, self.has_gradient
         if (
             self.placement(recorded_value) == "divided"
             or gather_key in self.gathered_values
-            or recorded_value.fixed
+            or recorded_value.is_constant
             or recorded_value.rows is ONCE
         ):
             return
@@ -332,7 +332,7 @@ class PlacementTracker:
                 "modelled; expected --cp 1"
             )
         key_width, value_width = (
-            recorded_value.width if recorded_value.once is None else recorded_value.once.width
+            recorded_value.width if recorded_value.unrepeated is None else recorded_value.unrepeated.width
             for recorded_value in (k, v)
         )
         ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
@@ -406,5 +406,5 @@ def _has_undivided_norm_groups(operation: Step) -> bool:
 def has_tokens(value_rows: Rows) -> bool:
     """Whether a tensor's rows are tokens, which sequence parallelism shards."""
     return isinstance(value_rows, (TokenRows, SourceTokenRows)) or (
-        isinstance(value_rows, RoutedRows) and has_tokens(value_rows.of)
+        isinstance(value_rows, RoutedRows) and has_tokens(value_rows.source_rows)
     )

@@ -73,7 +73,7 @@ def axes_with_concatenated_parts(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
-            for axis_part in axis.parts:
+            for axis_part in axis.shapes:
                 yield from axes_with_concatenated_parts(axis_part)
         else:
             yield axis
@@ -92,7 +92,7 @@ def is_divided(shape: Shape) -> bool:
     """Whether ranks divide an axis of the shape."""
     for axis in shape:
         if isinstance(axis, JoinedShapes):
-            if any(map(is_divided, axis.parts)):
+            if any(map(is_divided, axis.shapes)):
                 return True
         elif isinstance(axis, AxisShard) and axis.degree > 1:
             return True
@@ -224,7 +224,7 @@ class RankFlow(Flow):
         if isinstance(argument, Axis):
             return self.rank_axes.axis_on_rank(argument)
         if isinstance(argument, JoinedShapes):
-            return JoinedShapes(tuple(self.part_on_rank(axis_part) for axis_part in argument.parts), argument.name)
+            return JoinedShapes(tuple(self.part_on_rank(axis_part) for axis_part in argument.shapes), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, JoinedShapes)) for axis in argument):
             return tuple(map(self.part_on_rank, argument))
         if isinstance(argument, Weight):
@@ -263,7 +263,7 @@ class RankFlow(Flow):
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         shard_degrees: dict[str, int] = {}
         for recorded_value in (*ins, *outputs):
-            if recorded_value.of is not None and is_divided(recorded_value.axes) != is_divided(
+            if recorded_value.view_source is not None and is_divided(recorded_value.axes) != is_divided(
                 recorded_value.storage.axes
             ):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
@@ -416,7 +416,7 @@ class RankFlow(Flow):
             for recorded_value in operation.ins:
                 if (
                     id(recorded_value.storage) not in computed_storage_ids
-                    and not recorded_value.storage.fixed
+                    and not recorded_value.storage.is_constant
                     and operation.verb not in NO_OPERATIONS
                 ):
                     pp, step_name = self.rank_axes.layout.pp, operation.name or operation.verb
@@ -509,7 +509,7 @@ def check_exchanged_heads(spec: ModelSpec, layout: Layout) -> None:
         if operation.verb != "attention":
             continue
         source_values = [
-            recorded_value if recorded_value.once is None else recorded_value.once
+            recorded_value if recorded_value.unrepeated is None else recorded_value.unrepeated
             for recorded_value in operation.ins[:2]
         ]
         head_counts = [

@@ -193,7 +193,9 @@ def ask_plan(
     layout_plan = replace(layout_plan, compared_plans=_compared_plans(run_question, layout_plan, time_settings))
     suggestions = ""
     if not layout_plan.plan.feasible:
-        layout_plan = replace(layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name))
+        layout_plan = replace(
+            layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name)
+        )
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
         workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layouts
         batch_sizes = layout_plan.global_batch, int(workload.batch)

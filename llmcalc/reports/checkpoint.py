@@ -108,7 +108,7 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             }
             for expected_tensor, stored_tensor in tensor_match.misshapen
         ],
-        "stored_again": [stored_tensor.name for stored_tensor in tensor_match.stored_again],
+        "stored_again": [stored_tensor.name for stored_tensor in tensor_match.tied_copies],
         "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
     }
     columns = (
@@ -131,8 +131,8 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
     ]
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")
-    if tensor_match.stored_again:
-        tensor_names = ", ".join(stored_tensor.name for stored_tensor in tensor_match.stored_again[:3])
+    if tensor_match.tied_copies:
+        tensor_names = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
         notes.append(f"the tied output head is stored again: {tensor_names}")
     if tensor_match.buffers:
         notes.append(

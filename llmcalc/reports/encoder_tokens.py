@@ -30,5 +30,7 @@ def encoder_tokens_note(inputs: EncodedInputs) -> str:
         for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
-    unit_text = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
+    unit_text = (
+        "tokens of each sequence" if inputs.extends_sequence else "positions of the encoder, which the decoder reads"
+    )
     return f"{unit_text}: {' and '.join(token_texts)}, as the model's published processor cuts them"

@@ -116,7 +116,7 @@ def _formula_record(explanation: Explanation, node_position: FormulaNode, formul
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
-        "repeat": node_position.times,
+        "repeat": node_position.copies,
         "source": node_position.source,
     }
 
@@ -387,7 +387,7 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 def _section_heading(formula_section: FormulaSection) -> str:
     """Writes the common end of equal nodes' paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(node_path.times for node_path in formula_section.formula_nodes if not node_path.optional)
+    repeat_count = sum(node_path.copies for node_path in formula_section.formula_nodes if not node_path.optional_part)
     shared_names: list[str] = []
     for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
         if len(set(name_parts)) > 1:
@@ -400,11 +400,11 @@ def _section_heading(formula_section: FormulaSection) -> str:
 
 def _formula_paths_text(formula_section: FormulaSection) -> str:
     """Writes every path at which a node occurs, and the node's total over the model."""
-    counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional]
-    repeat_count = sum(node_path.times for node_path in counted_paths)
+    counted_paths = [node_path for node_path in formula_section.formula_nodes if not node_path.optional_part]
+    repeat_count = sum(node_path.copies for node_path in counted_paths)
     paths_text = ", ".join(node_path.path or "model" for node_path in counted_paths or formula_section.formula_nodes)
     left_out_paths = (
-        ", ".join(path.path for path in formula_section.formula_nodes if path.optional) if counted_paths else ""
+        ", ".join(path.path for path in formula_section.formula_nodes if path.optional_part) if counted_paths else ""
     )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_paths or repeat_count == 1:
@@ -453,7 +453,7 @@ def _convention_notes(explanation: Explanation) -> list[str]:
         )
     if "flops_absorbed" in quantities:
         notes += LATENT_FORMS
-    experts = identity_experts_note(explanation.formulas.symbolic.numbers)
+    experts = identity_experts_note(explanation.formulas.symbolic.numeric_tree)
     if experts and quantities & {"active", "flops"}:
         notes.append(experts)
     if "kv" in quantities:

@@ -119,7 +119,7 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     node_data = tree_data(_tree_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
-        for encoder_run in flop_count.inputs.runs:
+        for encoder_run in flop_count.inputs.encoder_runs:
             towers_node = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
             encoders += tree_data(towers_node.place(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}

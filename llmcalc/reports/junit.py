@@ -22,7 +22,10 @@ def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
         )
         for comparison in model_verdict.checks:
             test_case = ET.SubElement(
-                test_suite, "testcase", classname=f"{model_verdict.target}.{comparison.quantity}", name=comparison.where
+                test_suite,
+                "testcase",
+                classname=f"{model_verdict.target}.{comparison.quantity}",
+                name=comparison.location,
             )
             if not comparison.ok:
                 failure_text = (

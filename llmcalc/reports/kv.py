@@ -199,7 +199,7 @@ def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
     byte_scale, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     scale_text = (
-        f"{units.short_dtype(stored_format.name)}: {stored_format.what}" if stored_format.keys.bits < 16 else ""
+        f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )
     notes = [
         "; ".join(

@@ -126,7 +126,7 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
                 "targets": sorted(adapters.targets),
                 "dtype": memory_use.adapter_dtype,
                 "dropout": bool(run_settings.lora_dropout),
-                "base": adapters.base,
+                "base": adapters.base_format,
             },
         }
     else:
@@ -202,7 +202,7 @@ def uncounted_tensors_note(memory_use: MemoryUse) -> list[str]:
     uncounted_texts = list(memory_use.uncounted_notes)
     if TOWERS.name in memory_use.parameter_count.include:
         encoded_inputs = memory_use.encoded_inputs
-        runs_encoders = encoded_inputs is not None and bool(encoded_inputs.runs)
+        runs_encoders = encoded_inputs is not None and bool(encoded_inputs.encoder_runs)
         if encoded_inputs is not None:
             encoder_names = unreplayed_encoders(memory_use.parameter_count.spec, encoded_inputs)
             uncounted_texts += [f"activations of {name}, whose layers are not replayed" for name in encoder_names]

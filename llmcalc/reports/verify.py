@@ -135,9 +135,9 @@ def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
     failed_count = sum(not comparison.ok for comparison in comparisons)
     agreement_sign = (
         "±"
-        if any(comparison.explained for comparison in comparisons)
+        if any(comparison.known_difference for comparison in comparisons)
         else "≈"
-        if any(comparison.within for comparison in comparisons)
+        if any(comparison.tolerance for comparison in comparisons)
         else "="
     )
     return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
@@ -173,9 +173,11 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(verdict.ok and any(comparison.explained for comparison in verdict.checks) for verdict in model_verdicts):
+    if any(
+        verdict.ok and any(comparison.known_difference for comparison in verdict.checks) for verdict in model_verdicts
+    ):
         legend_texts.append("±: they differ, explained above")
-    inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.within]
+    inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.tolerance]
     if inexact_checks:
         legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(model_verdict.ok for model_verdict in model_verdicts):
@@ -234,7 +236,7 @@ def _tolerances_text(comparisons: list[Check]) -> str:
     names_by_tolerance: dict[float, dict[str, None]] = {}
     for comparison in comparisons:
         quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity
-        names_by_tolerance.setdefault(comparison.within, {})[quantity_name] = None
+        names_by_tolerance.setdefault(comparison.tolerance, {})[quantity_name] = None
     return ", ".join(
         f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(quantity_names)})"
         for tolerance, quantity_names in sorted(names_by_tolerance.items())
@@ -311,7 +313,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
     peak_moment = comparison.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not comparison.node:
         return peak_moment
-    return f"{comparison.where}: {peak_moment}" if comparison.quantity.startswith(MEMORY) else comparison.where
+    return f"{comparison.location}: {peak_moment}" if comparison.quantity.startswith(MEMORY) else comparison.location
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:

@@ -60,14 +60,14 @@ def modules_below(module_scope: ModuleScope, parent_path: str = "") -> Iterator[
 def nearest_base_id(recorded_value: Value | None, candidate_ids: set[int]) -> int | None:
     """Returns the id of the candidate that is this value or its nearest base; None without a match."""
     while recorded_value is not None and id(recorded_value) not in candidate_ids:
-        recorded_value = recorded_value.of
+        recorded_value = recorded_value.view_source
     return None if recorded_value is None else id(recorded_value)
 
 
 def is_view_of(recorded_value: Value | None, base_value: Value | None) -> bool:
     """Whether a value is `base_value` or a view of `base_value`."""
     while recorded_value is not None and recorded_value is not base_value:
-        recorded_value = recorded_value.of
+        recorded_value = recorded_value.view_source
     return recorded_value is not None
 
 

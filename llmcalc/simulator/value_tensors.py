@@ -103,23 +103,23 @@ class ValueTensors:
         if tensor is not None:
             return tensor
         if (
-            recorded_value.fixed
+            recorded_value.is_constant
             and recorded_value.storage.rows == recorded_value.rows
             and recorded_value.rows in self.inputs
         ):  # audio frames
             return self.inputs[recorded_value.rows]
-        if recorded_value.of is None:
+        if recorded_value.view_source is None:
             raise self.unsupported("reads a value that no step has made")
-        value_tensor, shape = self.tensor_of(recorded_value.of), self.shape(recorded_value)
+        value_tensor, shape = self.tensor_of(recorded_value.view_source), self.shape(recorded_value)
         # rows of every sequence alike
-        if recorded_value.of.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
+        if recorded_value.view_source.rows is ONCE and recorded_value.rows is not ONCE and recorded_value.rows.batched:
             return self.t.expand(self.t.reshape(value_tensor, shape[1:]), shape)
         if (
             isinstance(value_tensor.count, int)
             and value_tensor.count != count(shape)
             and value_tensor.shape[1] != shape[1]
         ):
-            if recorded_value.rows == recorded_value.of.rows:  # rows of earlier passes are there too
+            if recorded_value.rows == recorded_value.view_source.rows:  # rows of earlier passes are there too
                 shape = (shape[0], value_tensor.shape[1], *shape[2:])
             else:
                 value_tensor = self.t.slice(value_tensor, shape[1], 1)
@@ -130,7 +130,7 @@ class ValueTensors:
         if id(recorded_value) in self.values:
             return False
         return id(recorded_value) in self.absent_values or (
-            recorded_value.of is not None and self.is_from_earlier_pass(recorded_value.of)
+            recorded_value.view_source is not None and self.is_from_earlier_pass(recorded_value.view_source)
         )
 
     def is_computed_earlier(self, value_rows: Rows) -> bool:
@@ -196,7 +196,7 @@ class ValueTensors:
     def _value_with_tensor(self, recorded_value: Value | None) -> Value | None:
         """Returns the value, or the nearest base with a stored tensor."""
         while recorded_value is not None and id(recorded_value) not in self.values:
-            recorded_value = recorded_value.of
+            recorded_value = recorded_value.view_source
         return recorded_value
 
     # --- calls of modules -------------------------------------------------------------------------------------------

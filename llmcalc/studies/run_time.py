@@ -415,20 +415,22 @@ def _adapters_of_run(model_memory: Memory) -> Adapters | None:
     run_adapters = model_memory.states.adapters
     if run_adapters is None:
         return None
-    if run_adapters.base == "int8":
+    if run_adapters.base_format == "int8":
         raise InputError("--base int8: its time is not modelled; expected --base nf4, nf4-dq or none")
-    if run_adapters.base != "none" and not model_memory.settings.has_kbit_base:
+    if run_adapters.base_format != "none" and not model_memory.settings.has_kbit_base:
         raise InputError(
-            f"--lora-library {run_adapters.library}: the time of adapters beside its --base {run_adapters.base} is not "
-            "modelled; expected --lora-library peft, or --base none"
+            f"--lora-library {run_adapters.library}: the time of adapters beside its --base "
+            f"{run_adapters.base_format} is not modelled; expected --lora-library peft, or --base none"
         )
-    if run_adapters.copies:
-        modules = ",".join(sorted(run_adapters.copies))
+    if run_adapters.trained_modules:
+        modules = ",".join(sorted(run_adapters.trained_modules))
         raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
     if run_adapters.has_magnitudes:
         raise InputError("--use-dora: the time of the norms of whole rows is not modelled; expected none")
-    is_in_4_bits = run_adapters.base != "none"
-    bits_per_element = 8 * stored_bytes(run_adapters.base, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    is_in_4_bits = run_adapters.base_format != "none"
+    bits_per_element = (
+        8 * stored_bytes(run_adapters.base_format, 1, LARGE_WEIGHT) / LARGE_WEIGHT if is_in_4_bits else 0.0
+    )
     return Adapters(
         run_adapters.rank,
         run_adapters.targets,

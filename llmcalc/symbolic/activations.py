@@ -95,8 +95,8 @@ class ActivationFormulas:
             DTYPES[self.training.dtype],
             KernelChoices(attention=self.training.attention, norm=self.training.norm),
             recompute=MODES[self.training.recompute],
-            include=self.formulas.include,
-            layers=repeats,
+            included_parts=self.formulas.include,
+            layer_repeats=repeats,
         )
         try:
             return SavedByteSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), notation)
@@ -115,7 +115,7 @@ class ActivationFormulas:
             else replace(node.symbolic_node, repeat=1)
         )
         return FormulaSection(
-            (replace(node, symbolic_node=node_in_symbols, times=repeat_count or 1),), (formula,), depth
+            (replace(node, symbolic_node=node_in_symbols, copies=repeat_count or 1),), (formula,), depth
         )
 
     def components(self) -> list[tuple[int, FormulaNode]]:
@@ -138,9 +138,9 @@ class ActivationFormulas:
         if extra_nodes:
             return extra_nodes
         named_nodes = self.formulas.find_nodes(query)
-        trained_nodes = [node for node in named_nodes if node.optional in {"", *self.formulas.include}]
+        trained_nodes = [node for node in named_nodes if node.optional_part in {"", *self.formulas.include}]
         if not trained_nodes:
-            optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
+            optional_part = OPTIONAL_PARTS[named_nodes[0].optional_part]
             hint_text = (
                 f"counted with {optional_part.option}"
                 if optional_part.has_flops

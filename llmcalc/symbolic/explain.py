@@ -87,7 +87,7 @@ def explain(
     formula_sections = merge_sections(
         replace(section, formulas=_remove_equal_forms(section.formulas)) for section in sections_of_nodes
     )
-    if not formula_sections and any(node.optional in WITHOUT_FLOPS for node in formulas.find_nodes(query)):
+    if not formula_sections and any(node.optional_part in WITHOUT_FLOPS for node in formulas.find_nodes(query)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not formula_sections:
         raise InputError(f"--quantity {quantity}: {query} has no cache; expected params or flops")
@@ -135,7 +135,7 @@ def _section_of_node(formulas: Formulas, node: FormulaNode, quantity: QuantityOr
     formulas_of_quantities = [
         shown_quantity
         for shown_quantity in ANSWERS[quantity]
-        if node.optional not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
+        if node.optional_part not in WITHOUT_FLOPS or shown_quantity in ANSWERS["params"]
     ]  # their FLOPs are not counted
     formulas_by_quantity = {
         shown_quantity: formula
@@ -155,7 +155,7 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
     component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add_component(formula_node: FormulaNode, depth: int) -> None:
-        if formula_node.optional and formula_node.optional not in formulas.include:
+        if formula_node.optional_part and formula_node.optional_part not in formulas.include:
             return
         component_nodes.append((depth, formula_node))
         numeric_node = formula_node.numeric_node

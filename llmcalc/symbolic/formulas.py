@@ -136,7 +136,7 @@ class FormulaNode:
     """A node of the tree, once with numbers and once with symbols as sizes.
 
     walk_indices: indices of its places in a walk over the tree; several where a layer's norms are shown together.
-    times: the number of copies in the model.
+    copies: the number of copies in the model.
     """
 
     path_names: Steps
@@ -144,8 +144,8 @@ class FormulaNode:
     walk_indices: tuple[int, ...]
     numeric_node: Node
     symbolic_node: Node
-    times: Number
-    optional: str
+    copies: Number
+    optional_part: str
     source: str
     children: tuple[FormulaNode, ...] = ()
 
@@ -172,13 +172,15 @@ class Formulas:
         if self.has_symbols:
             cached_element_text = f"bytes of a cached element ({formula_setting.dtype})"
             self.meanings = {
-                **self.symbolic.meanings,
+                **self.symbolic.symbol_meanings,
                 keys_symbol(): SymbolMeaning(KEYS, "number of keys (= sequence length)", formula_setting.seq),
                 bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
-        self.root: FormulaNode = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
+        self.root: FormulaNode = _build_node(
+            self.symbolic.numeric_tree.place(), self.symbolic.symbolic_tree, (), count()
+        )
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""
@@ -224,14 +226,14 @@ class Formulas:
         None for a node or a model without a cache or state, and for the absorbed form in a model without one. Raises
         `ArithmeticError` if the formula's value differs from the count.
         """
-        if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
+        if quantity == "flops_absorbed" and not self.symbolic.numeric_tree.has_form("absorbed"):
             return None
-        numeric_value = Fraction(self._sum_terms(self.symbolic.numbers, self._numeric_terms(quantity), node))
+        numeric_value = Fraction(self._sum_terms(self.symbolic.numeric_tree, self._numeric_terms(quantity), node))
         if quantity in ("kv", "state") and (not numeric_value or self.one_pass_model_name):
             return None
         if not self.has_symbols:
             return Formula(quantity, numeric_value, numeric_value, numeric_value)
-        symbolic_sum = self._sum_terms(self.symbolic.tree, self._symbolic_terms(quantity), node)
+        symbolic_sum = self._sum_terms(self.symbolic.symbolic_tree, self._symbolic_terms(quantity), node)
         return self._formula_with_forms(
             quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), numeric_value, node
         )
@@ -313,17 +315,21 @@ class Formulas:
 
     def _check_whole_blocks(self) -> None:
         """Raises `InputError` for a cache format whose blocks of elements do not fit the head size or the latent."""
-        stored_format, block = self._stored_format, self._stored_format.keys.block
+        stored_format, block = self._stored_format, self._stored_format.keys.block_elements
         head_sizes = {
             head_size
-            for node_place in self.symbolic.numbers.walk()
+            for node_place in self.symbolic.numeric_tree.walk()
             if isinstance(node_place.node.op, KVCache)
             for _, head_size in node_place.node.op.vectors
         }
-        if stored_format.has_scale_per_head or stored_format.latent or any(size % block for size in head_sizes):
+        if (
+            stored_format.has_scale_per_head
+            or stored_format.is_latent_format
+            or any(size % block for size in head_sizes)
+        ):
             raise InputError(
-                f"--kv-dtype: {stored_format.name} has no number of bytes per element here ({stored_format.what}); "
-                "expected a number format such as fp8, or llmcalc kv for its bytes"
+                f"--kv-dtype: {stored_format.name} has no number of bytes per element here "
+                f"({stored_format.scales_text}); expected a number format such as fp8, or llmcalc kv for its bytes"
             )
 
     def _evaluate_at_numbers(self, expression: Any, known_value: Fraction, node: FormulaNode) -> Any:
@@ -351,7 +357,7 @@ class Formulas:
         import sympy
 
         expression = sympy.sympify(expression)
-        depths = self.symbolic.depths
+        depths = self.symbolic.depth_symbols
         depth_symbols = {
             symbol for symbol, meaning in self.meanings.items() if meaning.field.startswith("num_hidden_layers")
         }
@@ -439,7 +445,7 @@ class Formulas:
         """Combines the terms that differ only in the layer into one term times the number of layers."""
         import sympy
 
-        for depth, kind_counts in self.symbolic.depths.items():
+        for depth, kind_counts in self.symbolic.depth_symbols.items():
             combined_terms = [
                 {summand / kind_count for summand in sympy.Add.make_args(total_sum) if summand.has(kind_count)}
                 for kind_count in kind_counts

@@ -180,17 +180,17 @@ class RecordedPass:
     batch: sequences.
     seq: tokens per sequence, also of an encoder.
     dtype: number format of weights and activations.
-    choices, recompute, include: see `Lowering`.
-    layers: index of a stack → number of repeats of its pattern that run; default all.
+    kernel_choices, recompute, included_parts: see `Lowering`.
+    layer_repeats: index of a stack → number of repeats of its pattern that run; default all.
     """
 
     batch: Number
     seq: Number
     dtype: Dtype = BFLOAT16
-    choices: KernelChoices = EAGER
+    kernel_choices: KernelChoices = EAGER
     recompute: Recompute = NONE
-    include: frozenset[str] = frozenset()
-    layers: Mapping[int, int] = field(default_factory=dict)
+    included_parts: frozenset[str] = frozenset()
+    layer_repeats: Mapping[int, int] = field(default_factory=dict)
 
 
 def saved_blocks(
@@ -208,10 +208,10 @@ def saved_blocks(
         run_config,
         training_pass.dtype,
         recompute=training_pass.recompute,
-        include=training_pass.include,
-        choices=training_pass.choices,
+        include=training_pass.included_parts,
+        choices=training_pass.kernel_choices,
     )
-    recorded_kernels.run_only = dict(training_pass.layers)
+    recorded_kernels.run_only = dict(training_pass.layer_repeats)
     with count_storages_as(memory_meter, "input"):
         token_ids = recorded_kernels.inputs[TOKENS] = recorded_kernels.inputs[SOURCE] = empty(
             memory_meter, (training_pass.batch, training_pass.seq), INT64

@@ -65,15 +65,15 @@ SizeReplacer: TypeAlias = Callable[[SizeOccurrence], Any]
 class SymbolicModel:
     """The tree of a model with sizes as numbers, and the same tree with sizes as symbols.
 
-    meanings: symbol → its meaning.
-    depths: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
+    symbol_meanings: symbol → its meaning.
+    depth_symbols: symbol of a stack's depth → symbols of the numbers of its kinds of layers.
     """
 
     spec: ModelSpec
-    numbers: Node
-    tree: Node
-    meanings: dict[Any, SymbolMeaning]
-    depths: dict[Any, frozenset[Any]]
+    numeric_tree: Node
+    symbolic_tree: Node
+    symbol_meanings: dict[Any, SymbolMeaning]
+    depth_symbols: dict[Any, frozenset[Any]]
 
 
 def has_sympy() -> bool:

@@ -264,7 +264,7 @@ class WorkRecorder(PlacementTracker):
             return
         lowering_method = getattr(self, f"_lower_{operation.verb}", None)
         if lowering_method is None and (operation.op is None or "forward_flops" not in operation.op.effects):
-            if operation.outs and not operation.outs[0].fixed and not self._is_inside_attention(operation):
+            if operation.outs and not operation.outs[0].is_constant and not self._is_inside_attention(operation):
                 self._add_elementwise_step(operation)  # masks and angles are computed once per pass, or inside kernels
             return
         if not self._shares_earlier_kernel(operation):
@@ -370,7 +370,9 @@ class WorkRecorder(PlacementTracker):
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
-        gathered_bytes = replicas * self.run_config.rows(routed_value.rows.of) * routed_value.width * self.element_bytes
+        gathered_bytes = (
+            replicas * self.run_config.rows(routed_value.rows.source_rows) * routed_value.width * self.element_bytes
+        )
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(
             self.where, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
@@ -434,7 +436,7 @@ class WorkRecorder(PlacementTracker):
         )
         extra_launches = joins_gradient + (has_bias and not self.rank_pass.fuses_elementwise)
         constant_rows = 0 if y.rows is ONCE else self.run_config.constant_rows(y.rows)
-        gradient_flops = 0 if x.fixed else 2 * (row_count - constant_rows) * y.width * x.width
+        gradient_flops = 0 if x.is_constant else 2 * (row_count - constant_rows) * y.width * x.width
         module_name = self.where.rpartition(".")[2]
         is_frozen = self.rank_pass.adapters is not None
         self.is_past_last_product |= operation is self.last_product
@@ -563,7 +565,9 @@ class WorkRecorder(PlacementTracker):
         ]
         cache_name = operation.options.get("cache") or ""
         module_path = self.where.rpartition(".")[0]
-        keys = operation.ins[1] if operation.ins[1].once is None else operation.ins[1].once  # also of a lower layer
+        keys = (
+            operation.ins[1] if operation.ins[1].unrepeated is None else operation.ins[1].unrepeated
+        )  # also of a lower layer
         cache_elements = self.cache_reads.get(
             id(keys.storage),
             self.cache_reads.get(f"{module_path}.{cache_name}", self.cache_reads.get(cache_name, 0)),

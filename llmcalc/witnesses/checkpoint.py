@@ -50,7 +50,7 @@ class TensorMatch:
     missing: expected tensors that the checkpoint lacks.
     extra: stored tensors that the spec lacks.
     misshapen: (expected, stored) pairs with different shapes.
-    stored_again: second copies of a tied weight.
+    tied_copies: second copies of a tied weight.
     buffers: stored masks and similar buffers.
     """
 
@@ -58,7 +58,7 @@ class TensorMatch:
     missing: list[ExpectedTensor] = field(default_factory=list)
     extra: list[StoredTensor] = field(default_factory=list)
     misshapen: list[tuple[ExpectedTensor, StoredTensor]] = field(default_factory=list)
-    stored_again: list[StoredTensor] = field(default_factory=list)
+    tied_copies: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
@@ -352,5 +352,5 @@ def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    tensor_match.stored_again += [tensor for tensor in tensor_match.extra if tensor.shape == head_shape]
+    tensor_match.tied_copies += [tensor for tensor in tensor_match.extra if tensor.shape == head_shape]
     tensor_match.extra = [tensor for tensor in tensor_match.extra if tensor.shape != head_shape]

@@ -37,8 +37,8 @@ class Check:
     measured: the measured number; None if the witness has no module of that path.
     witness: the name of the witness.
     seq: the number of tokens per sequence, if the witness runs passes of several lengths; None otherwise.
-    explained: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
-    within: allowed relative difference from the measured number; 0 if the two should be equal.
+    known_difference: the known difference closed_form − measured, with a stated reason; 0 if the two should be equal.
+    tolerance: allowed relative difference from the measured number; 0 if the two should be equal.
     """
 
     node: str
@@ -47,11 +47,11 @@ class Check:
     measured: float | None
     witness: str
     seq: int | None = None
-    explained: int = 0
-    within: float = 0.0
+    known_difference: int = 0
+    tolerance: float = 0.0
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The path of the checked node, with the length of the pass if several lengths were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
@@ -60,7 +60,7 @@ class Check:
     def ok(self) -> bool:
         if self.measured is None:
             return False
-        return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
+        return abs(self.closed_form - self.known_difference - self.measured) <= self.tolerance * self.measured
 
     def explanation(self, model_sizes: Sizes = ()) -> str:
         """Describes a difference, with the model size that equals the difference, if any."""
@@ -68,15 +68,17 @@ class Check:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
-        difference = self.measured - (self.closed_form - self.explained)
+        difference = self.measured - (self.closed_form - self.known_difference)
         relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         if self.quantity == LOSS:
             return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
         matching_size = explain_difference(difference, model_sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
-        explained_text = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
-        tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
+        explained_text = (
+            f" beyond the explained {units.difference(-self.known_difference)}" if self.known_difference else ""
+        )
+        tolerance = f" (at most {units.percent(self.tolerance, 1)} is expected)" if self.tolerance else ""
         size_text = f" {matching_size}{bias}" if matching_size else ""
         return f"{units.difference(difference)}{explained_text}{size_text}{relative_text}{tolerance}"
 
@@ -89,8 +91,8 @@ class Check:
             "witness": self.witness,
             "ok": self.ok,
             **({} if self.seq is None else {"seq": self.seq}),
-            **({"explained": self.explained} if self.explained else {}),
-            **({"within": self.within} if self.within else {}),
+            **({"explained": self.known_difference} if self.known_difference else {}),
+            **({"within": self.tolerance} if self.tolerance else {}),
         }
 
 

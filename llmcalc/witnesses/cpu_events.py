@@ -68,13 +68,13 @@ class MemoryEvent(NamedTuple):
 class PassBytes(NamedTuple):
     """Bytes of a forward and a backward pass.
 
-    live: bytes alive after the forward pass.
-    forward, backward: peak of each pass.
+    live_after_forward: bytes alive after the forward pass.
+    forward_peak, backward_peak: peak of each pass.
     """
 
-    live: int
-    forward: int
-    backward: int
+    live_after_forward: int
+    forward_peak: int
+    backward_peak: int
 
 
 class GradientSums(NamedTuple):
@@ -111,18 +111,18 @@ def discard_profiler_log() -> Iterator[None]:
 class CpuEvents:
     """The events of a forward and a backward pass.
 
-    moments: allocations and releases in order.
-    sums: bytes of sums of gradients.
+    memory_events: allocations and releases in order.
+    gradient_sums: bytes of sums of gradients.
     """
 
-    moments: list[MemoryEvent] = field(default_factory=list)
-    sums: GradientSums = field(default_factory=GradientSums)
+    memory_events: list[MemoryEvent] = field(default_factory=list)
+    gradient_sums: GradientSums = field(default_factory=GradientSums)
 
     @property
     def scratch_bytes(self) -> dict[str, int]:
         """The bytes of the largest scratch block by kernel."""
         largest_bytes: dict[str, int] = {}
-        for _, memory_block, _ in self.moments:
+        for _, memory_block, _ in self.memory_events:
             if memory_block.is_scratch:
                 largest_bytes[memory_block.kernel] = max(largest_bytes.get(memory_block.kernel, 0), memory_block.size)
         return largest_bytes
@@ -133,7 +133,7 @@ class CpuEvents:
         is_counted: whether a block counts; default blocks that the simulator counts.
         """
         live_bytes, bytes_after_forward, peaks = 0, 0, {FORWARD: 0, BACKWARD: 0}
-        for event_sign, memory_block, phase in self.moments:
+        for event_sign, memory_block, phase in self.memory_events:
             live_bytes += event_sign * memory_block.size * is_counted(memory_block)
             peaks[phase] = max(peaks[phase], live_bytes)
             bytes_after_forward = live_bytes if phase == FORWARD else bytes_after_forward
@@ -156,7 +156,9 @@ def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | Non
         _memory_events(profiler_result), key=lambda event_and_operations: event_and_operations[0].start_time_ns
     ):
         if allocator_event.tag != torch._C._profiler._EventType.Allocation:
-            events.sums = events.sums.plus_sum(_gradient_sum_bytes(allocator_event), SUMS[allocator_event.name])
+            events.gradient_sums = events.gradient_sums.plus_sum(
+                _gradient_sum_bytes(allocator_event), SUMS[allocator_event.name]
+            )
             continue
         event_names = (operation.name for operation in operations)
         phase = next((event_name for event_name in event_names if event_name in (FORWARD, BACKWARD)), phase)
@@ -165,13 +167,13 @@ def read_events(profiler_result: Any, kernel_of: Callable[[list[Any]], Any | Non
         if byte_count > 0:
             memory_block = MemoryBlock(byte_count, "" if kernel_event is None else kernel_event.name)
             blocks_by_pointer[pointer] = memory_block, kernel_event
-            events.moments.append(MemoryEvent(1, memory_block, phase))
+            events.memory_events.append(MemoryEvent(1, memory_block, phase))
         elif pointer in blocks_by_pointer:
             memory_block, allocator = blocks_by_pointer.pop(pointer)
             memory_block.is_scratch = (
                 allocator is not None and kernel_event is not None and allocator.id == kernel_event.id
             )
-            events.moments.append(MemoryEvent(-1, memory_block, phase))
+            events.memory_events.append(MemoryEvent(-1, memory_block, phase))
     return events
 
 

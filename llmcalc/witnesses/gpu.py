@@ -191,7 +191,7 @@ def memory_checks(
             computed_bytes[quantity_name],
             measured_bytes[quantity_name],
             witness_name,
-            within=tolerance,
+            tolerance=tolerance,
         )
         for quantity_name, tolerance in WITHIN.items()
     ]
@@ -219,12 +219,12 @@ def compare_on_gpu(
     for run_settings in map(reference_settings, settings):
         reason_to_skip = unsupported_reason(spec, run_settings, "cuda")
         if reason_to_skip:
-            comparison.left_out[run_settings.phase] = reason_to_skip
+            comparison.skip_reasons[run_settings.phase] = reason_to_skip
             continue
         device_memory = memory(spec, run_settings, cuda_runtime=cuda_runtime).device
         free_memory = free_bytes(device_statistics)
         if free_memory is not None and device_memory.reserved_bytes > free_memory:
-            comparison.left_out[run_settings.phase] = (
+            comparison.skip_reasons[run_settings.phase] = (
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
@@ -232,7 +232,7 @@ def compare_on_gpu(
             closed_form(device_memory),
             measure_gpu(spec, run_settings, device_statistics).data(),
         )
-        comparison.runs.append(run_text(spec, run_settings))
+        comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
             {"phase": run_settings.phase, "closed_form": computed_bytes, "measured": measured_bytes}

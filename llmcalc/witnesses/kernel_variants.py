@@ -583,7 +583,8 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
     if recompute.saved_operations:
         run_checkpointed = partial(
-            run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
+            run_checkpointed,
+            context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate),
         )
     carries_router_state = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for module_name, submodule in [*module.named_modules()]:
@@ -608,13 +609,13 @@ def _checkpoint_with_router_state(
     """
 
     def run_with_router_state(x: Any, router_state: Any) -> Any:
-        saved_routing, run.routed = run.routed, router_state
+        saved_routing, run.router_state = run.router_state, router_state
         try:
-            return forward(x, run), run.routed
+            return forward(x, run), run.router_state
         finally:
-            run.routed = saved_routing
+            run.router_state = saved_routing
 
-    layer_output, run.routed = run_checkpointed(run_with_router_state, x, run.routed)
+    layer_output, run.router_state = run_checkpointed(run_with_router_state, x, run.router_state)
     return layer_output
 
 

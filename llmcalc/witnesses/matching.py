@@ -74,7 +74,7 @@ def _group_nodes_by_modules(
         if not node_position.path or not all(node_path in modules_of_nodes for node_path in node_paths):
             continue
         node_modules = [modules_of_nodes[node_path] for node_path in node_paths]
-        is_shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
+        is_shared = any(modules_of_node.node_count > 1 for modules_of_node in node_modules)
         node_group = places_by_modules.setdefault((node_position.path,) if is_shared else tuple(node_modules), [])
         node_group[:] = [
             grouped_place for grouped_place in node_group if not node_position.path.startswith(f"{grouped_place.path}.")

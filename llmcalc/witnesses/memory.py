@@ -68,19 +68,19 @@ class MemoryComparison:
     """The memory checks of a model, and the runs that could not be compared.
 
     checks: one per quantity.
-    runs: description of each run.
-    left_out: phase → why it is not compared.
+    run_texts: description of each run.
+    skip_reasons: phase → why it is not compared.
     info: further information for the JSON document.
     """
 
     checks: list[Check] = field(default_factory=list)
-    runs: list[str] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    run_texts: list[str] = field(default_factory=list)
+    skip_reasons: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
     def add_memory_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns a verdict that also has the checks of memory."""
-        verdict_info = {"runs": self.runs, "left_out": self.left_out, **self.info}
+        verdict_info = {"runs": self.run_texts, "left_out": self.skip_reasons, **self.info}
         return replace(
             verdict,
             checks=[*verdict.checks, *self.checks],
@@ -109,12 +109,12 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
     for run_settings in settings:
         reason_to_skip = unsupported_reason(spec, run_settings, device)
         if reason_to_skip:
-            comparison.left_out[run_settings.phase] = reason_to_skip
+            comparison.skip_reasons[run_settings.phase] = reason_to_skip
             continue
         if device == "cpu":
             _check_size(spec, run_settings)
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
-        comparison.runs.append(run_text(spec, run_settings))
+        comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += [
             Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
             for quantity_name, bytes in simulated_bytes.items()
@@ -132,7 +132,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     short_settings = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
     reason_to_skip = unsupported_reason(spec, short_settings, "cpu")
     if reason_to_skip:
-        comparison.left_out[SUMS] = reason_to_skip
+        comparison.skip_reasons[SUMS] = reason_to_skip
         return
     training, smaller_spec = (
         configured_run(spec, short_settings),
@@ -146,14 +146,14 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
         if byte_count <= LARGEST_REAL:
             break
     else:
-        comparison.left_out[SUMS] = (
+        comparison.skip_reasons[SUMS] = (
             f"the CPU alone shows where gradients are added in place, and {byte_count:,} bytes are too many for it; "
             "expected fewer layers (--set num_hidden_layers=1)"
         )
         return
     measured_bytes = measure_event_passes(model_spec, training)
     vocabulary_text = "" if model_spec is spec else f" with a vocabulary of {model_spec.vocab_size:,}"
-    comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
+    comparison.run_texts.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary_text}")
     comparison.checks += [
         Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
     ]
@@ -312,8 +312,8 @@ class StepBytes(NamedTuple):
     forward, backward, step: peak of each phase.
     after: bytes after the step.
     live: bytes after the last forward pass.
-    saved: bytes saved for the last backward pass without weights and inputs; None with recomputation, because
-        selective checkpoints are not among torch's saved tensors.
+    saved: bytes saved for the last backward pass without weights and inputs; None with recomputation,
+        because selective checkpoints are not among torch's saved tensors.
     """
 
     forward: int
@@ -381,7 +381,12 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         steps_run.update()
         steps_run.zero_grad()
         bytes_of_steps.append(
-            StepBytes(**peaks_by_phase(memory_meter), after=memory_meter.now, live=live_bytes, saved=saved_bytes)
+            StepBytes(
+                **peaks_by_phase(memory_meter),
+                after=memory_meter.now,
+                live=live_bytes,
+                saved=saved_bytes,
+            )
         )
     return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
@@ -427,9 +432,9 @@ def _input_tensors(training_run: TrainingRun) -> list[Any]:
 
 def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
-        f"{EVENTS}live_bytes": pass_bytes.live,
-        f"{EVENTS}forward_peak_bytes": pass_bytes.forward,
-        f"{EVENTS}backward_peak_bytes": pass_bytes.backward,
+        f"{EVENTS}live_bytes": pass_bytes.live_after_forward,
+        f"{EVENTS}forward_peak_bytes": pass_bytes.forward_peak,
+        f"{EVENTS}backward_peak_bytes": pass_bytes.backward_peak,
         f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place,
         f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place,
     }
@@ -529,7 +534,7 @@ def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str,
 
         training_loop.micro_batch(record_phase)
     cpu_events = read_events(profiler)
-    return _event_quantities(cpu_events.pass_bytes(), cpu_events.sums)
+    return _event_quantities(cpu_events.pass_bytes(), cpu_events.gradient_sums)
 
 
 def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str) -> InferenceBytes:

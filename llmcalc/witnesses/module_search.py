@@ -26,20 +26,20 @@ class NodeModules:
     """The modules of a class that match one node.
 
     modules: the paths of modules or tensors that together correspond to it.
-    less: the paths that are subtracted, none by default.
-    share: the number of nodes that share them equally, 1 by default.
+    subtracted_modules: the paths that are subtracted, none by default.
+    node_count: the number of nodes that share them equally, 1 by default.
     """
 
     modules: tuple[str, ...]
-    less: tuple[str, ...] = ()
-    share: int = 1
+    subtracted_modules: tuple[str, ...] = ()
+    node_count: int = 1
 
     def measured(self, counts_by_path: Mapping[str, int]) -> int:
         """Returns the node's share of the modules' measured counts; −1 if the counts cannot be divided equally."""
         module_total = sum(counts_by_path.get(module_path, 0) for module_path in self.modules) - sum(
-            counts_by_path.get(module_path, 0) for module_path in self.less
+            counts_by_path.get(module_path, 0) for module_path in self.subtracted_modules
         )
-        return -1 if module_total % self.share else module_total // self.share
+        return -1 if module_total % self.node_count else module_total // self.node_count
 
 
 ModulesByNode: TypeAlias = dict[str, NodeModules]
@@ -85,15 +85,15 @@ def find_modules_of_nodes(
 
 @dataclass(frozen=True)
 class _ModuleSearch:
-    known: frozenset[str]
-    names: Modules
+    existing_paths: frozenset[str]
+    usual_names: Modules
     family_names: Modules
     """Of the family: they come before the usual ones."""
 
     def find_modules_outside_towers(
         self, node_tree: Node, model_kind: str, base_path: str
     ) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first_existing_modules(self.names[""], (base_path,)) or NodeModules((base_path,))
+        text_model = self._first_existing_modules(self.usual_names[""], (base_path,)) or NodeModules((base_path,))
         root_modules = tuple(dict.fromkeys((*text_model.modules, base_path, "")))
         stacks_by_name = {
             child.name: child for child in node_tree.children if child.is_stack and model_kind == "encoder-decoder"
@@ -125,7 +125,7 @@ class _ModuleSearch:
 
     def _side_modules(self, module_name: str, root_modules: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules in which the nodes of the encoder or of the decoder are searched."""
-        side_modules = self._first_existing_modules(self.names.get(module_name, module_name), root_modules)
+        side_modules = self._first_existing_modules(self.usual_names.get(module_name, module_name), root_modules)
         return root_modules if side_modules is None else (*side_modules.modules, *root_modules)
 
     def _modules_of_stack(
@@ -179,7 +179,7 @@ class _ModuleSearch:
     ) -> dict[int, tuple[str, ...]]:
         """Returns the modules of layers by layer index. list_key: the key of their list in the table of names."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for module_name in self.family_names.get(list_key, self.names["layers"]).split(" | "):
+        for module_name in self.family_names.get(list_key, self.usual_names["layers"]).split(" | "):
             for root_path in root_modules:
                 module_lists = [
                     self._modules_of_lists(root_path, module, len(layer_indices)) for module in module_name.split(" & ")
@@ -215,7 +215,7 @@ class _ModuleSearch:
         node_modules = self._search_module_names(node, parent_paths, outer_modules, table_keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
-            has_empty_name = any(self.names.get(table_key) == "" for table_key in table_keys)
+            has_empty_name = any(self.usual_names.get(table_key) == "" for table_key in table_keys)
             paths_and_modules = [(module_path, parent_paths if has_empty_name else ())] if node.indices is None else []
         elif node.indices is None:
             yield module_path, node_modules
@@ -233,7 +233,7 @@ class _ModuleSearch:
     def _search_module_names(
         self, node: Node, parent_paths: tuple[str, ...], outer_modules: tuple[str, ...], table_keys: tuple[str, ...]
     ) -> NodeModules | None:
-        for name_table in (self.family_names, self.names):
+        for name_table in (self.family_names, self.usual_names):
             for table_key in table_keys:
                 if table_key in name_table:
                     modules = self._first_existing_modules(name_table[table_key], parent_paths, outer_modules)
@@ -258,7 +258,9 @@ class _ModuleSearch:
         """Returns the modules of a module list, without placeholders that have no modules (Zamba 2)."""
         list_members = self._matching_paths(f"{list_path}.*")
         return [
-            member for member in list_members if any(module_path.startswith(f"{member}.") for module_path in self.known)
+            member
+            for member in list_members
+            if any(module_path.startswith(f"{member}.") for module_path in self.existing_paths)
         ] or list_members
 
     def _first_existing_modules(
@@ -296,10 +298,10 @@ class _ModuleSearch:
     def _matching_paths(self, path: str) -> list[str]:
         """Returns the module paths of the class that match a path, in which `*` is any index."""
         if "*" not in path:
-            return [path] if path in self.known else []
+            return [path] if path in self.existing_paths else []
         path_pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
         matched_paths = [
-            path_match for module_path in self.known if (path_match := path_pattern.fullmatch(module_path))
+            path_match for module_path in self.existing_paths if (path_match := path_pattern.fullmatch(module_path))
         ]
         return [
             path_match[0]

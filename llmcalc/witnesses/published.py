@@ -21,7 +21,12 @@ def verify_published(preset: Preset) -> Verdict:
         raise InputError("no exact parameter count was published")
     counted_params, explained_difference = params(preset.model).total, published_figures.parameters_difference
     parameter_check = Check(
-        "model", "parameters", counted_params, published_figures.parameters, WITNESS, explained=explained_difference
+        "model",
+        "parameters",
+        counted_params,
+        published_figures.parameters,
+        WITNESS,
+        known_difference=explained_difference,
     )
     verdict_info = {"difference": published_figures.parameters_difference, "note": published_figures.parameters_note}
     return Verdict(

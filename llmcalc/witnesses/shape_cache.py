@@ -24,7 +24,7 @@ class ShapeCache(TorchDispatchMode):
     counter: a FLOP counter that was entered before and counts the operations that have formulas; default None.
     """
 
-    known: ClassVar[dict[Hashable, Any]] = {}
+    cached_results: ClassVar[dict[Hashable, Any]] = {}
 
     def __init__(self, flop_counter: FlopCounterMode | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
@@ -43,8 +43,8 @@ class ShapeCache(TorchDispatchMode):
             return function(*args, **kwargs)  # counted by the counter, because its parts may have FLOPs
         with torch._C._DisableTorchDispatch():  # bypasses the counter
             empty_results = self._empty_result(operation, args, kwargs)
-        if self.counter is not None and id(operation.packet) in self._packets_with_formula:
-            self.counter._count_flops(operation.packet, empty_results, args, kwargs)
+        if self.counter is not None and id(operation.overload_packet) in self._packets_with_formula:
+            self.counter._count_flops(operation.overload_packet, empty_results, args, kwargs)
         return empty_results
 
     def _empty_result(self, operation: Operation, args: Any, kwargs: Any) -> Any:
@@ -52,27 +52,27 @@ class ShapeCache(TorchDispatchMode):
         if shape_key is None:
             return operation.function(*args, **kwargs)
         input_key = id(operation.function), shape_key
-        result_description = self.known.get(input_key)
+        result_description = self.cached_results.get(input_key)
         if result_description is not None:
             return _new_tensors(result_description)
         operation_results = operation.function(*args, **kwargs)
         if _is_cacheable(operation_results, args):
-            if len(self.known) >= MOST:
-                self.known.clear()
-            self.known[input_key] = _result_description(operation_results)
+            if len(self.cached_results) >= MOST:
+                self.cached_results.clear()
+            self.cached_results[input_key] = _result_description(operation_results)
         return operation_results
 
 
 class Operation(NamedTuple):
     """An operation of torch.
 
-    function: its overload. packet: the operation with all of its overloads.
+    function: its overload. overload_packet: the operation with all of its overloads.
     is_composed: whether it is implemented by several other operations, some of which may have FLOPs.
     only_creates_tensors: as `_only_creates_tensors` says.
     """
 
     function: Any
-    packet: Any
+    overload_packet: Any
     is_composed: bool
     only_creates_tensors: bool
 

@@ -51,46 +51,50 @@ class DistanceRows(Rows):
 
     name: str = "distances"
     batched: bool = False
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.available_rows(workload)
+        return self.source_rows.available_rows(workload)
 
 
 @frozen(slots=True)
 class TableRows(Rows):
     """The rows of an embedding table, shared by all sequences.
 
-    length: the number of rows of the table.
-    by_tokens: whether only distances that occur are used, at most two per token; false by default.
-    of: the rows whose distances these are.
+    row_count: the number of rows of the table.
+    limits_to_tokens: whether only distances that occur are used, at most two per token; false by default.
+    source_rows: the rows whose distances these are.
     """
 
     name: str = "table"
     batched: bool = False
-    length: Number = 1
-    by_tokens: bool = False
-    of: Rows = TOKENS
+    row_count: Number = 1
+    limits_to_tokens: bool = False
+    source_rows: Rows = TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
-        return minimum(2 * self.of.new_rows(workload), self.length) if self.by_tokens else self.length
+        return (
+            minimum(2 * self.source_rows.new_rows(workload), self.row_count)
+            if self.limits_to_tokens
+            else self.row_count
+        )
 
 
 @frozen(slots=True)
 class MultipliedRows(Rows):
-    """`by` rows for each source row (`of`), plus `more` rows, such as the samples before a strided convolution.
+    """A multiple of the source rows plus `extra_rows` rows, such as the samples before a strided convolution.
 
-    There are none if `of` has none.
+    There are none if `source_rows` has none.
     """
 
     name: str = "multiple"
-    of: Rows = TOKENS
-    by: Number = 1
-    more: Number = 0
+    source_rows: Rows = TOKENS
+    rows_per_source: Number = 1
+    extra_rows: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
-        return 0 if is_zero(row_count) else add(times(row_count, self.by), self.more)
+        row_count = self.source_rows.new_rows(workload)
+        return 0 if is_zero(row_count) else add(times(row_count, self.rows_per_source), self.extra_rows)
 
 
 @frozen(slots=True)
@@ -98,40 +102,40 @@ class ConcatenatedRows(Rows):
     """The concatenation of two kinds of rows."""
 
     name: str = "joined"
-    first: Rows = TOKENS
-    second: Rows = SOURCE
+    first_rows: Rows = TOKENS
+    second_rows: Rows = SOURCE
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.first.new_rows(workload) + self.second.new_rows(workload)
+        return self.first_rows.new_rows(workload) + self.second_rows.new_rows(workload)
 
     def available_rows(self, workload: Workload) -> Number:
-        return self.first.available_rows(workload) + self.second.available_rows(workload)
+        return self.first_rows.available_rows(workload) + self.second_rows.available_rows(workload)
 
 
 @frozen(slots=True)
 class PaddedRows(Rows):
-    """The source rows (`of`), padded to whole blocks of `block_rows`, plus `more` rows; empty without source rows."""
+    """The source rows, padded to whole blocks of `block_rows`, plus `extra_rows` rows; empty without source rows."""
 
     name: str = "padded"
-    of: Rows = SOURCE
+    source_rows: Rows = SOURCE
     block_rows: Number = 1
-    more: Number = 0
+    extra_rows: Number = 0
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
-        return 0 if is_zero(row_count) else ceil_div(row_count, self.block_rows) * self.block_rows + self.more
+        row_count = self.source_rows.new_rows(workload)
+        return 0 if is_zero(row_count) else ceil_div(row_count, self.block_rows) * self.block_rows + self.extra_rows
 
 
 @frozen(slots=True)
 class WindowRows(Rows):
-    """One row for each window of `window` source rows (`of`), the last of which may be padded."""
+    """One row for each window of `window_rows` source rows, the last of which may be padded."""
 
     name: str = "windows"
-    of: Rows = PATCHES
-    window: Number = 1
+    source_rows: Rows = PATCHES
+    window_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return ceil_div(self.of.new_rows(workload), self.window)
+        return ceil_div(self.source_rows.new_rows(workload), self.window_rows)
 
 
 @frozen(slots=True)
@@ -139,10 +143,10 @@ class StatesBeforeRows(Rows):
     """The recurrent states before each source row (token). The first state is zeros."""
 
     name: str = "from_zeros"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload)
+        return self.source_rows.new_rows(workload)
 
     def constant_rows(self, workload: Workload) -> Number:
         return 1
@@ -150,13 +154,13 @@ class StatesBeforeRows(Rows):
 
 @frozen(slots=True)
 class RowsOfThisPass(Rows):
-    """The source rows (`of`) that this pass adds, without rows of earlier passes."""
+    """The source rows that this pass adds, without rows of earlier passes."""
 
     name: str = "of_this_pass"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload)
+        return self.source_rows.new_rows(workload)
 
 
 @frozen(slots=True)
@@ -164,58 +168,62 @@ class BlockRows(Rows):
     """One row for each complete block of `block_rows` rows."""
 
     name: str = "blocks"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     block_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return floor_div(self.of.available_rows(workload), self.block_rows) - self.past_rows(workload)
+        return floor_div(self.source_rows.available_rows(workload), self.block_rows) - self.past_rows(workload)
 
     def past_rows(self, workload: Workload) -> Number:
-        return floor_div(self.of.past_rows(workload), self.block_rows)
+        return floor_div(self.source_rows.past_rows(workload), self.block_rows)
 
 
 @frozen(slots=True)
 class RowsWithBlockSummaries(Rows):
-    """The source rows (`of`), plus one summary row for each complete block of `block_rows` rows."""
+    """The source rows, plus one summary row for each complete block of `block_rows` rows."""
 
     name: str = "with_sums"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     block_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) + floor_div(self.of.new_rows(workload), self.block_rows)
+        return self.source_rows.new_rows(workload) + floor_div(self.source_rows.new_rows(workload), self.block_rows)
 
 
 @frozen(slots=True)
 class RowsWithZeroStart(Rows):
-    """The new source rows (`of`), after a row of zeros in a pass that starts at the first token."""
+    """The new source rows, after a row of zeros in a pass that starts at the first token."""
 
     name: str = "with_start"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
 
     def new_rows(self, workload: Workload) -> Number:
-        return add(self.of.new_rows(workload), self.constant_rows(workload))
+        return add(self.source_rows.new_rows(workload), self.constant_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
-        return 0 if workload.phase == "decode" or not is_zero(self.of.past_rows(workload)) else 1
+        return 0 if workload.phase == "decode" or not is_zero(self.source_rows.past_rows(workload)) else 1
 
 
 @frozen(slots=True)
 class PromptedRows(Rows):
-    """The source rows (`of`) after `more` prompt rows, which the first pass computes and caches."""
+    """The source rows after `prompt_rows` prompt rows, which the first pass computes and caches."""
 
     name: str = "with_prompt"
-    of: Rows = TOKENS
-    more: Number = 1
+    source_rows: Rows = TOKENS
+    prompt_rows: Number = 1
 
     def _is_first_pass(self, workload: Workload) -> bool:
-        return workload.phase != "decode" and bool(is_zero(self.of.past_rows(workload)))
+        return workload.phase != "decode" and bool(is_zero(self.source_rows.past_rows(workload)))
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) + self.more if self._is_first_pass(workload) else self.of.new_rows(workload)
+        return (
+            self.source_rows.new_rows(workload) + self.prompt_rows
+            if self._is_first_pass(workload)
+            else self.source_rows.new_rows(workload)
+        )
 
     def past_rows(self, workload: Workload) -> Number:
-        return 0 if self._is_first_pass(workload) else self.of.past_rows(workload) + self.more
+        return 0 if self._is_first_pass(workload) else self.source_rows.past_rows(workload) + self.prompt_rows
 
 
 @frozen(slots=True)
@@ -223,12 +231,12 @@ class StridedConvolutionRows(Rows):
     """The output rows of a strided convolution over the source rows, padded with kernel // 2 zeros on each side."""
 
     name: str = "strided"
-    of: Rows = PATCHES
+    source_rows: Rows = PATCHES
     kernel: Number = 1
     stride: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        padded_rows = self.of.new_rows(workload) + 2 * floor_div(self.kernel, 2)
+        padded_rows = self.source_rows.new_rows(workload) + 2 * floor_div(self.kernel, 2)
         return floor_div(padded_rows - self.kernel, self.stride) + 1
 
 
@@ -236,27 +244,29 @@ class StridedConvolutionRows(Rows):
 class RowsInChunks(Rows):
     """The output rows of strided convolutions over chunks of the source rows, each padded by one row at either end.
 
-    chunk: the rows of a chunk. strides: those of the convolutions, in order.
-    padded: whether the last of several chunks is padded to a whole chunk first, true by default.
-    whole: whether a single chunk is padded too, false by default.
+    chunk_rows: the rows of a chunk. strides: those of the convolutions, in order.
+    pads_last_chunk: whether the last of several chunks is padded to a whole chunk first, true by default.
+    pads_single_chunk: whether a single chunk is padded too, false by default.
     """
 
     name: str = "in chunks"
-    of: Rows = PATCHES
-    chunk: Number = 1
+    source_rows: Rows = PATCHES
+    chunk_rows: Number = 1
     strides: tuple[Number, ...] = ()
-    padded: bool = True
-    whole: bool = False
+    pads_last_chunk: bool = True
+    pads_single_chunk: bool = False
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
-        if self.whole and self.padded:
-            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(self.chunk))
-        if self.padded:
-            return times(ceil_div(row_count, self.chunk), self._rows_after_convolutions(minimum(row_count, self.chunk)))
-        whole_chunks = floor_div(row_count, self.chunk)
-        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(whole_chunks, self.chunk))
-        return add(times(whole_chunks, self._rows_after_convolutions(self.chunk)), rows_of_last_chunk)
+        row_count = self.source_rows.new_rows(workload)
+        if self.pads_single_chunk and self.pads_last_chunk:
+            return times(ceil_div(row_count, self.chunk_rows), self._rows_after_convolutions(self.chunk_rows))
+        if self.pads_last_chunk:
+            return times(
+                ceil_div(row_count, self.chunk_rows), self._rows_after_convolutions(minimum(row_count, self.chunk_rows))
+            )
+        whole_chunks = floor_div(row_count, self.chunk_rows)
+        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(whole_chunks, self.chunk_rows))
+        return add(times(whole_chunks, self._rows_after_convolutions(self.chunk_rows)), rows_of_last_chunk)
 
     def _rows_after_convolutions(self, row_count: Number) -> Number:
         for stride in self.strides:
@@ -269,24 +279,24 @@ class MergedPatchRows(Rows):
     """One row per square of side × side neighbours over `frames` consecutive frames."""
 
     name: str = "merged"
-    of: Rows = PATCHES
-    side: Number = 1
+    source_rows: Rows = PATCHES
+    square_side: Number = 1
     frames: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return exact_div(self.of.new_rows(workload), self.side * self.side * self.frames)
+        return exact_div(self.source_rows.new_rows(workload), self.square_side * self.square_side * self.frames)
 
 
 @frozen(slots=True)
 class ExtendedRows(Rows):
-    """The source rows (`of`), plus `more` rows per sequence."""
+    """The source rows, plus `extra_rows` rows per sequence."""
 
     name: str = "with_more"
-    of: Rows = PATCHES
-    more: Number = 1
+    source_rows: Rows = PATCHES
+    extra_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) + self.more
+        return self.source_rows.new_rows(workload) + self.extra_rows
 
 
 @frozen(slots=True)
@@ -295,10 +305,10 @@ class QueryKeyPairs(Rows):
 
     name: str = "query_key_pairs"
     batched: bool = False
-    of: Rows = PATCHES
+    source_rows: Rows = PATCHES
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) * self.of.available_rows(workload)
+        return self.source_rows.new_rows(workload) * self.source_rows.available_rows(workload)
 
 
 @frozen(slots=True)
@@ -310,12 +320,12 @@ class PairAverageRows(Rows):
     """
 
     name: str = "halved"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     separate_cls: bool = True
     truncate_seq: bool = True
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
+        row_count = self.source_rows.new_rows(workload)
         paired_rows = row_count if self.truncate_seq or not self.separate_cls else row_count + 1
         return maximum(ceil_div(paired_rows, 2), minimum(row_count, 2 if self.separate_cls else 1))
 
@@ -324,63 +334,63 @@ class PairAverageRows(Rows):
 class RelativeDistances(Rows):
     """One row per distance between queries and keys with a computed position, shared by all sequences.
 
-    queries: the rows of the queries; two distances for each of them.
-    keys: the rows of the keys, with one distance for each of them where there are more than queries; by default those
-        of the queries.
+    query_rows: the rows of the queries; two distances for each of them.
+    key_rows: the rows of the keys, with one distance for each of them where there are more than queries; by default
+        those of the queries.
     """
 
     name: str = "relative distances"
     batched: bool = False
-    queries: Rows = TOKENS
-    keys: Rows | None = None
+    query_rows: Rows = TOKENS
+    key_rows: Rows | None = None
 
     def new_rows(self, workload: Workload) -> Number:
-        query_rows = self.queries.new_rows(workload)
-        key_rows = query_rows if self.keys is None else self.keys.new_rows(workload)
+        query_rows = self.query_rows.new_rows(workload)
+        key_rows = query_rows if self.key_rows is None else self.key_rows.new_rows(workload)
         return add(2 * query_rows, times(key_rows, minimum(key_rows - query_rows, 1)))
 
 
 @frozen(slots=True)
 class BytePatchRows(Rows):
-    """One row per patch of a text's bytes: one for the first byte, then one per `patch` bytes; 0 for no text."""
+    """One row per patch of a text's bytes: one for the first byte, then one per `patch_bytes` bytes; 0 for no text."""
 
     name: str = "patches of bytes"
-    of: Rows = TOKENS
-    patch: Number = 1
+    source_rows: Rows = TOKENS
+    patch_bytes: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
-        return 0 if is_zero(row_count) else add(ceil_div(row_count, self.patch), 1)
+        row_count = self.source_rows.new_rows(workload)
+        return 0 if is_zero(row_count) else add(ceil_div(row_count, self.patch_bytes), 1)
 
 
 @frozen(slots=True)
 class PatchVectors(Rows):
-    """`by` rows (vectors) for each patch of bytes; attention pairs them with the bytes of the same patch."""
+    """The vectors of each patch of bytes, `vectors_per_patch` rows; attention pairs them with the patch's bytes."""
 
     name: str = "vectors of patches"
-    of: BytePatchRows = BytePatchRows()
-    by: Number = 1
+    patch_rows: BytePatchRows = BytePatchRows()
+    vectors_per_patch: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        return times(self.of.new_rows(workload), self.by)
+        return times(self.patch_rows.new_rows(workload), self.vectors_per_patch)
 
     def pairs_with_bytes(self, workload: Workload) -> Number:
         """Returns the number of pairs of a patch's vector and a byte of the same patch."""
-        return times(self.of.of.new_rows(workload), self.by)
+        return times(self.patch_rows.source_rows.new_rows(workload), self.vectors_per_patch)
 
 
 @frozen(slots=True)
 class RowsPaddedAboveLeast(Rows):
-    """The source rows (`of`), padded to whole blocks of `block_rows` rows if there are more than `least` rows."""
+    """The source rows, padded to whole blocks of `block_rows` rows if there are more than `minimum_rows` rows."""
 
     name: str = "padded"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     block_rows: Number = 1
-    least: Number = 1
+    minimum_rows: Number = 1
 
     def new_rows(self, workload: Workload) -> Number:
-        row_count = self.of.new_rows(workload)
-        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block_rows, self.least)
+        row_count = self.source_rows.new_rows(workload)
+        return row_count if is_zero(row_count) else _padded_rows_beyond(row_count, self.block_rows, self.minimum_rows)
 
 
 def _padded_rows_beyond(row_count: Number, block_rows: Number, least_rows: Number) -> Number:

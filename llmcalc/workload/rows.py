@@ -123,12 +123,12 @@ class RoutedRows(Rows):
     """
 
     name: str = "routed"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     top_k: Number = 1
     groups: ExpertGroups = ONE_GROUP
 
     def new_rows(self, workload: Workload) -> Number:
-        return self.of.new_rows(workload) * self.top_k
+        return self.source_rows.new_rows(workload) * self.top_k
 
 
 SOURCE, LOGITS, SEQUENCES = SourceTokenRows("source"), LogitRows("logits"), SequenceRows("sequences")

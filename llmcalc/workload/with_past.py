@@ -16,25 +16,25 @@ class RowsWithPast(Rows):
     """The rows of a pass: new tokens, plus recomputed tokens of earlier passes.
 
     window: only rows within a window of that many tokens are recomputed; None for all.
-    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None for
-        all.
-    pool: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are added (as
-        in `PooledAttentionCore`); None for single rows.
+    selected: decoding reads only that many rows in total, selected by another part (as in `AttentionCore`); None
+        for all.
+    pool: the selected rows are whole pools of that many rows, to which the rows after the last whole pool are
+        added (as in `PooledAttentionCore`); None for single rows.
     """
 
     name: str = "with_past"
-    of: Rows = TOKENS
+    source_rows: Rows = TOKENS
     window: Number = None
     selected: Number = None
     pool: Number = None
 
     def new_rows(self, workload: Workload) -> Number:
-        past_row_count = self.of.past_rows(workload)
+        past_row_count = self.source_rows.past_rows(workload)
         if self.pool is not None and workload.phase == "decode":
-            row_count = past_row_count + self.of.new_rows(workload)
+            row_count = past_row_count + self.source_rows.new_rows(workload)
             pooled_rows = floor_div(row_count, self.pool) * self.pool
             return minimum(pooled_rows, self.selected) + row_count - pooled_rows
         most_past_rows = self.selected if self.selected is not None and workload.phase == "decode" else self.window
         if most_past_rows is not None and not is_zero(past_row_count):
             past_row_count = minimum(past_row_count, most_past_rows - 1)
-        return self.of.new_rows(workload) + past_row_count
+        return self.source_rows.new_rows(workload) + past_row_count

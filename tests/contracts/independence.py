@@ -4,7 +4,7 @@ Reference code is every function with such a name (`REFERENCE_FUNCTION`), every 
 function of the package that these call. It may use only what is listed here; anything else is a fault:
 
 - of a spec: its pydantic fields, `REFERENCE_METHODS` and `OF_EVERY_SPEC`;
-- of the package: the classes of parts, `Around`, `ForwardContext`, `WORDS`, and other reference code;
+- of the package: the classes of parts, `Around`, `PassState`, `WORDS`, and other reference code;
 - no counting code of the package may call reference code.
 
 The check infers from annotations and assignments whether an expression is a spec. If that fails, an attribute with the
@@ -56,7 +56,7 @@ WORDS = frozenset(
 )
 """Constants of the package that reference code may use: keywords of the spec's language, no numbers and no parts."""
 
-CONTEXT_CLASSES = frozenset({"ForwardContext", "ModelProperties"})
+CONTEXT_CLASSES = frozenset({"PassState", "ModelProperties"})
 """Classes of the package that are not parts and give reference code its context."""
 
 FORMULA_MODULES = frozenset({"algebra", "ops", "flow", "workload", "costs", "units"})

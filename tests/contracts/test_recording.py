@@ -157,7 +157,7 @@ def _run(scope: ModuleScope) -> Iterator[Step]:
 
 def _given(value: Any) -> bool:
     """Whether a value is an input that no parameter computes: encodings of distances, audio frames and others."""
-    return bool(value.storage.fixed)
+    return bool(value.storage.is_constant)
 
 
 def test_an_attention_step_keeps_its_key_heads_and_names_its_cache() -> None:

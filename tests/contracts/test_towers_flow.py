@@ -50,7 +50,7 @@ EXAMPLES = [
 def alone(tower: Any, **reading: Any) -> tuple[Flow, Value]:
     """Returns the program of one encoder, and its output. reading: changes to its input value."""
     recorder, own = Flow(), tower.input_value()
-    x = Value(reading.get("rows", own.rows), own.axes, fixed=True)
+    x = Value(reading.get("rows", own.rows), own.axes, is_constant=True)
     return recorder, recorder.part("vision_tower", tower, x)
 
 
@@ -83,10 +83,10 @@ def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) ->
     made: set[int] = set()
     for step in steps:
         for value in step.ins:
-            assert id(value.storage) in made or value.storage.fixed, (step.verb, step.name)
+            assert id(value.storage) in made or value.storage.is_constant, (step.verb, step.name)
         made |= {id(value.storage) for value in step.outs}
     own = example.input_value()
-    raw = [v for step in steps for v in step.ins if v.storage.fixed and v.storage.axes == own.axes]
+    raw = [v for step in steps for v in step.ins if v.storage.is_constant and v.storage.axes == own.axes]
     assert raw
     assert raw[0].storage.rows == own.rows
 
@@ -228,10 +228,10 @@ def test_a_projector_of_raw_values_or_below_no_tower_reads_no_output() -> None:
     raw = Projector(input_size=12, maps=(Map(size=24),), raw=True)
     recorder, made = recorded({**chain(), "audio_projector": raw})
     (read,) = read_by(recorder, "audio_projector")
-    assert read.fixed
+    assert read.is_constant
     assert read is not made["vision_tower"].storage
     recorder, _ = recorded({"mm_projector": raw.model_copy(update={"raw": False})})
-    assert [value.fixed for value in read_by(recorder, "mm_projector")] == [True]
+    assert [value.is_constant for value in read_by(recorder, "mm_projector")] == [True]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

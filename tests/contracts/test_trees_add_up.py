@@ -91,7 +91,7 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
             values = {f.quantity: f.value for f in section.formulas}
             values.setdefault("active", values.get("params", Fraction(0)))  # shown only if it differs
             for quantity, value in values.items():
-                sums[quantity] = sums.get(quantity, Fraction(0)) + value * section.formula_nodes[0].times
+                sums[quantity] = sums.get(quantity, Fraction(0)) + value * section.formula_nodes[0].copies
     values = {f.quantity: f.value for f in model.formulas}
     return {"active": values["params"], **values}, sums
 

@@ -42,7 +42,7 @@ def test_a_cache_by_hand(name: str) -> None:
 
 
 def test_every_format_is_counted_by_hand() -> None:
-    assert PER_HEAD.keys() == {name for name, stored in FORMATS.items() if not stored.latent}
+    assert PER_HEAD.keys() == {name for name, stored in FORMATS.items() if not stored.is_latent_format}
 
 
 def test_a_format_of_latents_stores_them_alone() -> None:

@@ -51,7 +51,7 @@ def test_an_encoder_of_fixed_length_reads_one_whole_clip() -> None:
     assert spec.source_tokens == 1500
     for seconds in (0.5, 30.0):
         clip = encoded_inputs(spec, Inputs(audio=seconds))
-        assert (clip.audio_tokens, clip.added_tokens, clip.runs) == (1500, 0, ())
+        assert (clip.audio_tokens, clip.added_tokens, clip.encoder_runs) == (1500, 0, ())
     with pytest.raises(InputError, match=r"--audio 30\.5: the encoder reads clips of 30 seconds.*at most 30"):
         encoded_inputs(spec, Inputs(audio=30.5))
 

@@ -30,7 +30,7 @@ from llmcalc.components.mixers.rwkv import RwkvChannelMix
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import Latent, MoE
 from llmcalc.components.networks.product_key import ProductKeyMoE
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.components.stack import Stack
 from llmcalc.costs.flops import FlopCount, flops, run_config_of
 from llmcalc.errors import InputError
@@ -289,14 +289,16 @@ class Checkpointed(torch.nn.Module):
         super().__init__()
         self.layer, self.reentrant = layer, reentrant
 
-    def forward(self, x: torch.Tensor, run: ForwardContext) -> Any:
-        outputs = {key: y for key, y in run.memo.items() if isinstance(y, torch.Tensor) and y.grad_fn is not None}
+    def forward(self, x: torch.Tensor, run: PassState) -> Any:
+        outputs = {
+            key: y for key, y in run.shared_values.items() if isinstance(y, torch.Tensor) and y.grad_fn is not None
+        }
 
         def through(x: torch.Tensor, *read: torch.Tensor | None) -> Any:
             x = (
                 x if torch.is_grad_enabled() else x.detach()
             )  # otherwise the counter would look for the gradient function of its slices
-            run.memo.update(zip(outputs, read[len(READ) :], strict=True))
+            run.shared_values.update(zip(outputs, read[len(READ) :], strict=True))
             return self.layer(x, replace(run, **dict(zip(READ, read[: len(READ)], strict=True))))
 
         inputs = (x, *(getattr(run, name) for name in READ), *outputs.values())

@@ -80,14 +80,14 @@ def check_shapes(spec: ModelSpec) -> None:
         net = spec.reference()
     expected: Counter[tuple[int, ...]] = Counter()
     for one in trained_tensors(spec.tree(), WITH_MTP):
-        expected[one.tensor.shape] += one.times
+        expected[one.tensor.shape] += one.copies
     assert expected == Counter(tuple(p.shape) for p in net.parameters())
 
 
 def test_every_preset_has_tensors_for_all_its_parameters() -> None:
     for name in ("gpt2", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b"):
         spec = llmcalc.load(name).model
-        assert sum(one.tensor.size * one.times for one in trained_tensors(spec.tree())) == params(spec).total
+        assert sum(one.tensor.size * one.copies for one in trained_tensors(spec.tree())) == params(spec).total
 
 
 # Optimizer state against torch

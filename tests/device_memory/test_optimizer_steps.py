@@ -265,7 +265,7 @@ def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) ->
     every = [
         Parameter(one.tensor.shape, dtype, one.is_layer_matrix, one.tensor.role == "table")
         for one in held
-        for _ in range(one.times)
+        for _ in range(one.copies)
     ]
     for implementation in optimizer(name).implementations:
         expected = closed.bytes if implementation == "fused" else closed.bytes - closed.states.get("step", 0)

@@ -55,4 +55,4 @@ def seen(
             with record_function(BACKWARD):
                 out.backward(torch.empty_like(out))
     events = read_events(run)
-    return Seen(events.moments, events.sums, numbers)
+    return Seen(events.memory_events, events.gradient_sums, numbers)

@@ -256,7 +256,7 @@ def test_a_router_beside_weights_in_4_bits_keeps_its_format(in_float32: bool) ->
             ).set_up_bytes
             for base in ("none", "nf4")
         )
-        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base="nf4").quantized_base(model.tree())
+        weights, stored = LowRankAdapters(3, frozenset({"k_proj"}), base_format="nf4").quantized_base(model.tree())
         assert plain - narrow == 2 * weights - stored
         saved.add((plain - narrow, weights))
     assert len(saved) == 1

@@ -71,7 +71,7 @@ def formulas_of(spec: ModelSpec, node: str | None = None, **options: Any) -> dic
 
 
 def names(spec: ModelSpec) -> dict[str, int]:
-    return {m.name: m.value for m in model_in_symbols(spec).meanings.values()}
+    return {m.name: m.value for m in model_in_symbols(spec).symbol_meanings.values()}
 
 
 def read_back(text: str, values: dict[str, Any]) -> Fraction:

@@ -450,7 +450,7 @@ def differences(name: str) -> Iterator[str]:
     _, choices, theirs, ours = measured(name)
     yield f"{name}: class {theirs.saved:,}, llmcalc {ours.saved:,}, difference {theirs.saved - ours.saved:,}"
     yield f"named: {explained(name)}, left {theirs.saved - ours.saved - sum(explained(name).values()):,}"
-    blocks = saved_blocks(spec_of(config), RecordedPass(BATCH, seq, choices=choices))
+    blocks = saved_blocks(spec_of(config), RecordedPass(BATCH, seq, kernel_choices=choices))
     sides = {
         "class": saved_by_class(config, BATCH, seq),
         "llmcalc": [(block.bytes, ".".join(name for name, _ in block.creator.path)) for block in blocks],

@@ -83,7 +83,7 @@ def fours() -> list[TrainingJob]:
 )
 def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[TrainingJob]]) -> None:
     for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
-        wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
+        wrong = [(check.location, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
         assert not wrong, (job.layout.options(), wrong)
         assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
 
@@ -159,7 +159,7 @@ def test_a_byte_too_many_and_another_loss_are_found() -> None:
         "losses": [4.5, 4.401],
         "scratch": {},
     }
-    failures = [(check.where, check.quantity) for check in verdict_of(job, found).failures]
+    failures = [(check.location, check.quantity) for check in verdict_of(job, found).failures]
     assert failures == [("rank 0", "memory.backward_peak_bytes"), ("step 2", "loss")]
 
 

@@ -57,7 +57,7 @@ def compared(target: str, device: Any = "meta", seq: int = 24, **settings: Any) 
 @pytest.mark.parametrize("target", MODELS)
 def test_every_phase_holds_what_torch_holds(target: str) -> None:
     found = compared(target)
-    assert not found.left_out
+    assert not found.skip_reasons
     assert [check.data() for check in found.checks if not check.ok] == []
     quantities = {check.quantity.removeprefix(MEMORY) for check in found.checks}
     expected = {"saved_bytes", "live_bytes", "backward_peak_bytes", "step_peak_bytes", "after_step_bytes"}
@@ -80,7 +80,7 @@ def test_every_phase_holds_what_torch_holds(target: str) -> None:
 )
 def test_settings_of_training_hold_what_torch_holds(settings: dict[str, Any]) -> None:
     found = compared(SMALL, phase="training", **settings)
-    assert found.runs
+    assert found.run_texts
     assert [check.data() for check in found.checks if not check.ok] == []
 
 
@@ -96,7 +96,7 @@ def test_settings_of_training_hold_what_torch_holds(settings: dict[str, Any]) ->
 )
 def test_what_meta_does_not_run_runs_on_the_cpu(settings: dict[str, Any]) -> None:
     found = compared(SMALL.replace("1000", "64"), "cpu", **settings)
-    assert found.runs
+    assert found.run_texts
     assert [check.data() for check in found.checks if not check.ok] == []
 
 
@@ -142,8 +142,8 @@ def wrong_in(found: MemoryComparison) -> set[str]:
 def test_recurrent_layers_are_left_out_by_name(target: str) -> None:
     found = compared(target)
     assert not found.checks
-    assert list(found.left_out) == ["training", "prefill", "decode"]
-    assert all(why.startswith("layers.") and "runs kernels of a library" in why for why in found.left_out.values())
+    assert list(found.skip_reasons) == ["training", "prefill", "decode"]
+    assert all(why.startswith("layers.") and "runs kernels of a library" in why for why in found.skip_reasons.values())
 
 
 @in_one_test
@@ -168,7 +168,7 @@ def test_what_the_reference_does_not_have_is_left_out(settings: dict[str, Any], 
     found = compared(SMALL, device, **settings) if device != "cuda" else None
     said = unsupported_reason(load(SMALL).model, Settings(seq=24, **settings), device)
     assert why in said
-    assert found is None or (not found.checks and list(found.left_out.values()) == [said])
+    assert found is None or (not found.checks and list(found.skip_reasons.values()) == [said])
 
 
 def test_a_run_that_is_too_large_for_the_cpu_is_refused() -> None:
@@ -201,8 +201,8 @@ def test_a_view_that_is_added_to_in_place_is_found(monkeypatch: pytest.MonkeyPat
 
 def test_a_model_that_is_too_large_for_the_cpu_is_named() -> None:
     found = compared("qwen3-1.7b", phase="training")
-    assert list(found.left_out) == ["sums of gradients"]
-    assert "are too many" in found.left_out["sums of gradients"]
+    assert list(found.skip_reasons) == ["sums of gradients"]
+    assert "are too many" in found.skip_reasons["sums of gradients"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_the_protocol_finds_what_the_allocator_holds(monkeypatch: pytest.MonkeyP
         found = compare(target)
     assert [check.data() for check in found.checks if not check.ok] == []
     exact = [check for check in found.checks if check.quantity.endswith("_requested_bytes")]
-    assert len(exact) == len(found.runs) > 0
+    assert len(exact) == len(found.run_texts) > 0
     assert [check.closed_form for check in exact] == [check.measured for check in exact]
     first = found.info["runs_measured"][0]["measured"]
     assert list(first["phases"]) == ["set-up", "forward", "backward", "step"]
@@ -330,7 +330,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_the_model(monkeypatch) as compare:
         found = compare(SMALL)
     assert not found.checks
-    assert all(why.endswith("bytes of 1,000 free") for why in found.left_out.values())
+    assert all(why.endswith("bytes of 1,000 free") for why in found.skip_reasons.values())
 
 
 def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_the_runtime_is_that_of_the_measured_gpu() -> None:
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])
 def test_a_check_within_a_bound(closed_form: int, ok: bool) -> None:
-    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", within=0.001)
+    check = Check("", f"{MEMORY}training_requested_bytes", closed_form, 1000, "torch on cuda", tolerance=0.001)
     assert check.ok == ok
     assert ok or check.explanation().endswith("(at most 0.1 % is expected)")
 

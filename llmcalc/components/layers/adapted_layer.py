@@ -14,7 +14,7 @@ from ..base import ModelProperties
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import Block, LayerSharing
 from .gated_cross import GatedCrossLayer
 
@@ -70,7 +70,7 @@ def _reference_class() -> type[nn.Module]:
             self._layer: tuple[Any, ...] = (layer,)  # as a tuple: its children are registered as this module's own
             self.adapter = spec.adapter.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return self._layer[0].forward(x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return self._layer[0].forward(x, pass_state)
 
     return AdaptedReference

@@ -20,7 +20,7 @@ from ..base import Flag, ModelProperties, PartWitness, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
-from ..runtime import ForwardContext, apply_dropout
+from ..runtime import PassState, apply_dropout
 from .block import Block, LayerSharing
 from .block import _reference_class as _block_reference_class
 
@@ -197,11 +197,9 @@ def _reference_class() -> type[nn.Module]:
                 {language: BottleneckAdapter(spec, model_properties) for language in spec.languages}
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in self.order:
-                sublayer_output = self.get_submodule(sublayer)(
-                    self._normalize(f"{sublayer}_pre_norm", x), forward_context
-                )
+                sublayer_output = self.get_submodule(sublayer)(self._normalize(f"{sublayer}_pre_norm", x), pass_state)
                 is_feed_forward = sublayer == self.network
                 x = x + apply_dropout(self, "feed_forward" if is_feed_forward else "attention_output", sublayer_output)
                 x = self._add_adapter_output(x) if is_feed_forward else x

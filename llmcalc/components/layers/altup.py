@@ -19,7 +19,7 @@ from ...flow.value import Value, Weight
 from ..base import BY_TORCH, Component, LaurelRank, LayerParts, ModelProperties, PartWitness
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .per_layer_embeddings import PerLayerGate
 from .whole_layer import WholeLayer, pre_norm_class
@@ -249,10 +249,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 StreamMerge(stream_count, hidden_size),
             )
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.streams_in(x)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.streams_out(x)
 
     class StreamMixing(nn.Module):
@@ -315,22 +315,20 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.correct = StreamCorrection(spec.altup_num_inputs, model_properties.hidden_size, self.predict.router)
             self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_output(self, sublayer: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, forward_context))
+        def _normed_output(self, sublayer: str, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.get_submodule(f"{sublayer}_post_norm")(self.get_submodule(sublayer)(x, pass_state))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             predicted_streams = self.predict(x)
             active_stream = predicted_streams[:, :, 0]
             normed_stream = self.self_attn_pre_norm(active_stream)
             layer_output = (
-                active_stream
-                + self._normed_output("self_attn", normed_stream, forward_context)
-                + self.laurel(normed_stream)
+                active_stream + self._normed_output("self_attn", normed_stream, pass_state) + self.laurel(normed_stream)
             ) * 2**-0.5
-            layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), forward_context)
+            layer_output = layer_output + self._normed_output("mlp", self.mlp_pre_norm(layer_output), pass_state)
             corrected_streams, first_stream = self.correct(predicted_streams, layer_output, self.predict)
             streams_with_embedding = (
-                corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, forward_context)[:, :, None]
+                corrected_streams[:, :, 1:] + self.per_layer_input(first_stream, pass_state)[:, :, None]
             )
             return torch.cat([corrected_streams[:, :, :1], streams_with_embedding], 2)
 

@@ -47,7 +47,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext, apply_dropout, vector_module
+from ..runtime import PassState, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -190,7 +190,7 @@ class Layer(Component):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        """Builds the layer as a module: forward(x [batch, tokens, hidden], forward_context) → same shape."""
+        """Builds the layer as a module: forward(x [batch, tokens, hidden], pass_state) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
 
     @classmethod
@@ -471,14 +471,14 @@ def _reference_class() -> type[nn.Module]:
                 sublayer_output = sublayer_output * getattr(self, f"{sublayer}_out_gate").weight.tanh()
             return self._normalize(f"{sublayer}_residual_scale", x) + sublayer_output
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             x = self._normalize("input_norm", x)
             layer_input, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for sublayer in self.order:
                 branch_input = layer_input if self.parallel else x
                 sublayer_output = self.get_submodule(sublayer)(
                     self._normalize(f"{sublayer}_pre_norm", branch_input) if shared_input is None else shared_input,
-                    forward_context,
+                    pass_state,
                 )
                 sublayer_output = apply_dropout(
                     self, "feed_forward" if sublayer == self.network else "attention_output", sublayer_output

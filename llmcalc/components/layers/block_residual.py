@@ -20,7 +20,7 @@ from ...flow.value import Value
 from ..base import Flag, LayerParts, ModelProperties
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -232,10 +232,10 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             for sublayer, block_count in (("self_attn", spec.attention_blocks), ("mlp", spec.feed_forward_blocks)):
-                block_sums = forward_context.memo["block_sums"][
+                block_sums = pass_state.shared_values["block_sums"][
                     :block_count
                 ]  # without those of layers above, when the layer runs again
                 assert len(block_sums) == block_count, (
@@ -243,11 +243,11 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
                 )
                 (sublayer_input,) = self.get_submodule(f"{sublayer}_residual")(block_sums, x) if block_count else (x,)
                 sublayer_output = self.get_submodule(sublayer)(
-                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), forward_context
+                    self.get_submodule(f"{sublayer}_pre_norm")(sublayer_input), pass_state
                 )
                 starts_block = sublayer == "self_attn" and spec.starts_block
                 if starts_block:
-                    forward_context.memo["block_sums"] = [*block_sums, x]
+                    pass_state.shared_values["block_sums"] = [*block_sums, x]
                 x = sublayer_output if starts_block else x + sublayer_output
             return x
 
@@ -258,12 +258,12 @@ def block_residual_classes() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.output_residual = BlockSumMixing(spec.norm, model_properties, spec.normed_values)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            forward_context.memo["block_sums"] = []
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            pass_state.shared_values["block_sums"] = []
             return x
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            (mixed_sum,) = self.output_residual(forward_context.memo["block_sums"], x)
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            (mixed_sum,) = self.output_residual(pass_state.shared_values["block_sums"], x)
             return mixed_sum
 
     return {"layer": LayerReference, "streams": StreamsReference, "mix": BlockSumMixing}

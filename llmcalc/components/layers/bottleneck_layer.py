@@ -21,7 +21,7 @@ from ..base import Component, HeadSizes, ModelProperties, UnscalableError, Width
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext, apply_dropout
+from ..runtime import PassState, apply_dropout
 from .block import LayerSharing
 from .whole_layer import WholeLayer
 
@@ -142,8 +142,8 @@ def _inner_reference_class() -> type[nn.Module]:
             self.mlp = spec.feed_forward.reference(model_properties)
             self.mlp_post_norm = spec.norm.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return self.mlp_post_norm(x + self.mlp(x, forward_context))
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.mlp_post_norm(x + self.mlp(x, pass_state))
 
     return InnerNetworkReference
 
@@ -183,14 +183,14 @@ def _reference_class() -> type[nn.Module]:
         def _project_to_bottleneck(self, bottleneck_name: str, x: Tensor) -> Tensor:
             return self.get_submodule(f"{bottleneck_name}_norm")(self.get_submodule(bottleneck_name)(x))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             narrow_states = self._project_to_bottleneck("bottleneck", x)
-            attn_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), forward_context, x)
+            attn_output = self.self_attn(self._project_to_bottleneck("attention_bottleneck", x), pass_state, x)
             attn_output = apply_dropout(self, "attention_output", attn_output)
             narrow_states = self.self_attn_post_norm(narrow_states + attn_output)
             for network in self.inner:
-                narrow_states = network(narrow_states, forward_context)
-            narrow_states = self.mlp_post_norm(narrow_states + self.mlp(narrow_states, forward_context))
+                narrow_states = network(narrow_states, pass_state)
+            narrow_states = self.mlp_post_norm(narrow_states + self.mlp(narrow_states, pass_state))
             layer_output = apply_dropout(self, "feed_forward", self.output_bottleneck(narrow_states))
             return self.output_bottleneck_norm(x + layer_output)
 

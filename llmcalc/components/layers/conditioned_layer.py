@@ -15,7 +15,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import TableRows
 from ..base import ModelProperties, Width
 from ..rotation import rotary_angles
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -82,9 +82,9 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, model_properties)
             self.condition = ConditionScale(model_properties.hidden_size, spec.condition_rank)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x + self._sublayer_output("self_attn", x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x + self._sublayer_output("self_attn", x, pass_state)
             conditioned_x = self.condition(self.mlp_pre_norm(x))
-            return x + self.mlp(conditioned_x, forward_context)
+            return x + self.mlp(conditioned_x, pass_state)
 
     return ConditionedReference

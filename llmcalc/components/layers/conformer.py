@@ -16,7 +16,7 @@ from ..conformer_convolution import ConformerConvolution
 from ..mixers.relative_attention import RelativeAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -97,11 +97,11 @@ def _reference_class() -> type[nn.Module]:
         def _normalize(self, norm_name: str, x: Tensor) -> Tensor:
             return self.get_submodule(f"{norm_name}_pre_norm")(x)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), forward_context)
-            x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x + 0.5 * self.get_submodule("mlp_1")(self._normalize("mlp_1", x), pass_state)
+            x = x + self.get_submodule("self_attn")(self._normalize("self_attn", x), pass_state)
             x = x + self.get_submodule("convolution")(self._normalize("convolution", x))
-            x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), forward_context)
+            x = x + 0.5 * self.get_submodule("mlp_2")(self._normalize("mlp_2", x), pass_state)
             return self.norm(x)
 
     return ConformerLayerReference

@@ -13,7 +13,7 @@ from ...flow.value import Value
 from ..base import Kernel, ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -62,10 +62,10 @@ def _reference_class() -> type[nn.Module]:
                 convolution = residual_convolution_class()(model_properties.hidden_size, spec.conv_kernel_size)
                 self.add_module(f"{sublayer}_conv", convolution)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
-                sublayer_output = self._sublayer_output(sublayer, x, forward_context)
-                x = x + self.get_submodule(f"{sublayer}_conv")(sublayer_output, forward_context)
+                sublayer_output = self._sublayer_output(sublayer, x, pass_state)
+                x = x + self.get_submodule(f"{sublayer}_conv")(sublayer_output, pass_state)
             return x
 
     return ConvolvedLayerReference

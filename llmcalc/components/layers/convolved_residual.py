@@ -18,7 +18,7 @@ from ..base import Flag, Kernel, ModelProperties
 from ..mixers.gated_profile_attention import GatedProfileAttention
 from ..norm import Norm
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .block_residual import BlockResidualLayer, block_residual_classes, record_mix
 from .whole_layer import small_sublayers
@@ -133,7 +133,7 @@ def _reference_class() -> type[nn.Module]:
             for sublayer in ("key", "value") if spec.separate_inputs else ():
                 self.add_module(f"self_attn_{sublayer}_norm", spec.norm.reference(model_properties))
 
-        def _attention_output(self, block_sums: list[Tensor], x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _attention_output(self, block_sums: list[Tensor], x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of attention. block_sums: the residual sums of finished blocks of layers."""
             separate_inputs, component = self.spec.separate_inputs, self.get_submodule
             attention_inputs = (
@@ -144,19 +144,19 @@ def _reference_class() -> type[nn.Module]:
                 component(f"self_attn_{input_name}_norm")(kv_input)
                 for input_name, kv_input in zip(("key", "value"), kv_inputs, strict=False)
             ]
-            return component("self_attn")(component("self_attn_pre_norm")(query), forward_context, *kv_inputs)
+            return component("self_attn")(component("self_attn_pre_norm")(query), pass_state, *kv_inputs)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, component = self.spec, self.get_submodule
-            block_sums = forward_context.memo["block_sums"][: spec.attention_blocks]
-            attn_output = component("self_attn_conv")(
-                self._attention_output(block_sums, x, forward_context), forward_context
-            )
+            block_sums = pass_state.shared_values["block_sums"][: spec.attention_blocks]
+            attn_output = component("self_attn_conv")(self._attention_output(block_sums, x, pass_state), pass_state)
             if spec.starts_block:
-                forward_context.memo["block_sums"] = [*block_sums, x]
+                pass_state.shared_values["block_sums"] = [*block_sums, x]
             x = attn_output if spec.starts_block else x + attn_output
-            (mixed_sum,) = component("mlp_residual")(forward_context.memo["block_sums"][: spec.feed_forward_blocks], x)
-            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), forward_context)
-            return x + component("mlp_conv")(network_output, forward_context)
+            (mixed_sum,) = component("mlp_residual")(
+                pass_state.shared_values["block_sums"][: spec.feed_forward_blocks], x
+            )
+            network_output = component("mlp")(component("mlp_pre_norm")(mixed_sum), pass_state)
+            return x + component("mlp_conv")(network_output, pass_state)
 
     return ConvolvedResidualReference

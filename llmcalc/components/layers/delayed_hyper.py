@@ -15,7 +15,7 @@ from ..base import BY_TORCH, ModelProperties, PartWitness
 from ..choice import component_type
 from ..mixers.shared_entries import SOURCE
 from ..residual_streams import CopiedStreams, copied_streams_class
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .hyper_layer import READ_WEIGHTS, HyperLayer, hyper_classes
 from .whole_layer import small_sublayers
@@ -88,8 +88,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class DelayedConnection(hyper_classes()["connection"]):  # type: ignore[misc]
         """The connection of a sublayer that reads the streams with the previous sublayer's weights."""
 
-        def read_weights(self, new_weights: Tensor, forward_context: ForwardContext) -> Tensor:
-            pass_memo, stream_count = forward_context.memo, new_weights.shape[-1]
+        def read_weights(self, new_weights: Tensor, pass_state: PassState) -> Tensor:
+            pass_memo, stream_count = pass_state.shared_values, new_weights.shape[-1]
             if "read weights" not in pass_memo:  # the first sublayer reads the first stream
                 first_stream = torch.eye(stream_count, dtype=new_weights.dtype, device=new_weights.device)[0]
                 pass_memo["read weights"] = first_stream.expand(*new_weights.shape)
@@ -106,16 +106,14 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             super().__init__(spec, model_properties)
             self.ngram_input = None if spec.ngram_input is None else spec.ngram_input.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return super().forward(
-                x if self.ngram_input is None else x + self.ngram_input(x, forward_context), forward_context
-            )
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return super().forward(x if self.ngram_input is None else x + self.ngram_input(x, pass_state), pass_state)
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
         """Copies one residual stream into n streams, and merges them with the last sublayer's weights."""
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            stream_weights: Tensor = forward_context.memo["read weights"]
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            stream_weights: Tensor = pass_state.shared_values["read weights"]
             return (stream_weights[..., None] * x).sum(2)
 
     return {"layer": LayerReference, "streams": StreamsReference}

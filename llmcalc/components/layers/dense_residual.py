@@ -13,7 +13,7 @@ from ...flow.value import Value
 from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -65,12 +65,12 @@ def _reference_class() -> type[nn.Module]:
             self.dense_pre_norm = spec.norm.reference(model_properties)
             self.dense = spec.dense.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            attn_output = x + self._sublayer_output("self_attn", x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            attn_output = x + self._sublayer_output("self_attn", x, pass_state)
             return (
                 attn_output
-                + self._sublayer_output("dense", attn_output, forward_context)
-                + self._sublayer_output("mlp", x, forward_context)
+                + self._sublayer_output("dense", attn_output, pass_state)
+                + self._sublayer_output("mlp", x, pass_state)
             )
 
     return DenseResidualReference

@@ -17,7 +17,7 @@ from ..base import Flag, ModelProperties
 from ..choices import DraftMixer
 from ..mixers.attention import Attention
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from ..target_states import EAGLE_3
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
@@ -89,12 +89,12 @@ def _reference_class() -> type[nn.Module]:
             self.self_attn = spec.attention.reference(ModelProperties(2 * hidden_size, output_size=hidden_size))
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            assert forward_context.embedded is not None
-            embedding = self.get_submodule("embedding_norm")(forward_context.embedded)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            assert pass_state.first_layer_input is not None
+            embedding = self.get_submodule("embedding_norm")(pass_state.first_layer_input)
             normed_x = self.get_submodule("self_attn_pre_norm")(x)
             x = normed_x if self.norm_before_residual else x
-            x = x + self.self_attn(torch.cat([embedding, normed_x], -1), forward_context)
-            return x + self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_context)
+            x = x + self.self_attn(torch.cat([embedding, normed_x], -1), pass_state)
+            return x + self.mlp(self.get_submodule("mlp_pre_norm")(x), pass_state)
 
     return DraftLayerReference

@@ -24,7 +24,7 @@ from ..mixers.grouped_query import MultiHeadMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..rotation import rotary_angles
-from ..runtime import ForwardContext, apply_dropout, share_tensors, vector_module
+from ..runtime import PassState, apply_dropout, share_tensors, vector_module
 from .block import LayerSharing
 from .whole_layer import WholeLayer
 
@@ -60,7 +60,7 @@ class FunnelAttention(MultiHeadMixer):
         k, v = (
             recorder.linear(projection, kv_input, heads, head_dim, bias=True) for projection in ("k_proj", "v_proj")
         )
-        distances = RelativeDistances(queries=x.rows, keys=None if memory is None else memory.rows)
+        distances = RelativeDistances(query_rows=x.rows, key_rows=None if memory is None else memory.rows)
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distances, *x.axes, is_stored=True), heads, head_dim
         )
@@ -148,7 +148,9 @@ class FunnelLayer(WholeLayer):
             x = recorder.add(recorder.resampled(x, first_block.rows), first_block)
         queries, memory = x, None
         if self.halves and (layer_sharing is None or layer_sharing.is_first):
-            halved_rows = PairAverageRows(of=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq)
+            halved_rows = PairAverageRows(
+                source_rows=x.rows, separate_cls=self.separate_cls, truncate_seq=self.truncate_seq
+            )
             queries = recorder.resampled(x, halved_rows)
             memory = None if self.halves_keys else x
         recorder.hold(x=x, queries=queries)
@@ -221,7 +223,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
 
         def forward(
-            self, x: Tensor, forward_context: ForwardContext, kv_source: Tensor | None = None, key_stride: int = 1
+            self, x: Tensor, pass_state: PassState, kv_source: Tensor | None = None, key_stride: int = 1
         ) -> Tensor:
             """Runs attention. key_stride: the distance in tokens between neighbouring keys."""
             key_source = x if kv_source is None else kv_source
@@ -276,9 +278,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = torch.cat([x[:, :1], x[:, :-1] if self.spec.truncate_seq else x], 1)
             return nn.functional.avg_pool1d(x.transpose(1, 2), 2, 2, ceil_mode=True).transpose(1, 2)
 
-        def _lengthen_tokens(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _lengthen_tokens(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Repeats tokens to the length of the first block's output, and adds that output."""
-            first_block = forward_context.memo["first block"]
+            first_block = pass_state.shared_values["first block"]
             tokens, repeats = first_block.shape[1], 2**self.spec.halvings
             if self.spec.separate_cls and repeats > 1:
                 tokens_after_first = x[:, 1:].repeat_interleave(repeats, 1)
@@ -290,17 +292,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 x = x.repeat_interleave(repeats, 1)[:, :tokens]
             return x + first_block
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = self._lengthen_tokens(x, forward_context) if self.spec.lengthens else x
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = self._lengthen_tokens(x, pass_state) if self.spec.lengthens else x
             queries = self._halve_tokens(x) if self.halves else x
             kv_source = x if queries.shape[1] < x.shape[1] and not self.spec.halves_keys else None
             key_stride = 1 if self.spec.lengthens else 2**self.spec.halvings
-            attn_output = self.self_attn(queries, forward_context, kv_source, key_stride)
+            attn_output = self.self_attn(queries, pass_state, kv_source, key_stride)
             attn_output = self.self_attn_post_norm(queries + apply_dropout(self, "attention_output", attn_output))
-            network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, forward_context))
+            network_output = apply_dropout(self, "feed_forward", self.mlp(attn_output, pass_state))
             layer_output: Tensor = self.mlp_post_norm(attn_output + network_output)
             if self.spec.ends_first_block:
-                forward_context.memo["first block"] = layer_output
+                pass_state.shared_values["first block"] = layer_output
             return layer_output
 
     return {"attention": FunnelAttentionReference, "layer": FunnelReference}

@@ -24,7 +24,7 @@ from ..mixers.attention import Attention
 from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -147,10 +147,10 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(sublayer, component.reference(part_context))
                 self.add_module(f"{sublayer}_gate", vector_module(torch.zeros(gate_size)))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             if not self.runs:
                 return x
-            forward_without_image = replace(forward_context, memory=x.new_zeros(x.shape[0], 0, self.source_size))
+            forward_without_image = replace(pass_state, memory=x.new_zeros(x.shape[0], 0, self.source_size))
             for sublayer in ("cross_attn", "mlp"):
                 sublayer_output = self.get_submodule(sublayer)(
                     self.get_submodule(f"{sublayer}_pre_norm")(x), forward_without_image

@@ -12,7 +12,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, StepRank
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -89,12 +89,12 @@ def _reference_class() -> type[nn.Module]:
                     f"{sublayer}_pre_norm_gate", NormGate(model_properties.hidden_size, spec.gated_norm_rank)
                 )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
                 residual_branch = self.get_submodule(f"{sublayer}_pre_norm")(x)
                 gate = f"{sublayer}_pre_norm_gate"
                 residual_branch = self.get_submodule(gate)(residual_branch) if hasattr(self, gate) else residual_branch
-                x = x + self.get_submodule(sublayer)(residual_branch, forward_context)
+                x = x + self.get_submodule(sublayer)(residual_branch, pass_state)
             return x
 
     return GatedNormLayerReference

@@ -22,7 +22,7 @@ from ..mixers.mean_indexer import MeanIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..residual_streams import CopiedStreams, copied_streams_class
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -157,11 +157,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(component.node_name, component.reference(model_properties))
                 self.sublayers.append((f"{sublayer}_connection", component.node_name))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x if self.ngram_input is None else x + self.ngram_input(x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x if self.ngram_input is None else x + self.ngram_input(x, pass_state)
             for connection, sublayer in self.sublayers:
                 gated_mean, write_weights = self.get_submodule(connection)(x)
-                x = x + write_weights[..., None] * self.get_submodule(sublayer)(gated_mean, forward_context)[:, :, None]
+                x = x + write_weights[..., None] * self.get_submodule(sublayer)(gated_mean, pass_state)[:, :, None]
             return x
 
     class StreamsReference(copied_streams_class()):  # type: ignore[misc]
@@ -173,7 +173,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 spec.norm, spec.hc_mult, spec.hc_lowrank, model_properties.hidden_size, False
             )
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             gated_mean, _ = self.stream_output(x)
             return gated_mean
 

@@ -22,7 +22,7 @@ from ..networks.moe import MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .per_layer_embeddings import PerLayerGate
 from .whole_layer import WholeLayer
@@ -148,25 +148,23 @@ def _reference_class() -> type[nn.Module]:
             if spec.per_layer_input is not None:
                 self.per_layer_input = spec.per_layer_input.reference(model_properties, spec.norm)
 
-        def _normed_sublayer(
-            self, sublayer: str, x: Tensor, forward_context: ForwardContext, **router_input: Tensor
-        ) -> Tensor:
+        def _normed_sublayer(self, sublayer: str, x: Tensor, pass_state: PassState, **router_input: Tensor) -> Tensor:
             pre_norm, component, post_norm = (
                 self.get_submodule(name) for name in (f"{sublayer}_pre_norm", sublayer, f"{sublayer}_post_norm")
             )
-            return post_norm(component(pre_norm(x), forward_context, **router_input))
+            return post_norm(component(pre_norm(x), pass_state, **router_input))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x + self._normed_sublayer("self_attn", x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x + self._normed_sublayer("self_attn", x, pass_state)
             if hasattr(self, "dense"):
-                network_sum = self._normed_sublayer("dense", x, forward_context) + self._normed_sublayer(
-                    "mlp", x, forward_context, router_input=x
+                network_sum = self._normed_sublayer("dense", x, pass_state) + self._normed_sublayer(
+                    "mlp", x, pass_state, router_input=x
                 )
                 x = x + self.sum_post_norm(network_sum)
             else:
-                x = x + self._normed_sublayer("mlp", x, forward_context)
+                x = x + self._normed_sublayer("mlp", x, pass_state)
             if hasattr(self, "per_layer_input"):
-                x = x + self.per_layer_input(x, forward_context)
+                x = x + self.per_layer_input(x, pass_state)
             return x * self.scale.value
 
     return Gemma4LayerReference

@@ -23,7 +23,7 @@ from ..mixers.grouped_query import EqualHeadsMixer
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardContext, apply_dropout
+from ..runtime import PassState, apply_dropout
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -69,15 +69,15 @@ class GlobalTokens(ResidualStreams):
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, ConcatenatedRows)
-        assert isinstance(x.rows.second, PaddedRows)
-        return recorder.resized(x, x.rows.second.of)
+        assert isinstance(x.rows.second_rows, PaddedRows)
+        return recorder.resized(x, x.rows.second_rows.source_rows)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the global tokens before the text. x: the token embeddings."""
         global_rows = FixedRows("global tokens", length=self.num_global_tokens)
         token_table = recorder.unread_table("", Axis("table", self.num_global_tokens), *x.axes)
-        text_rows = PaddedRows(of=x.rows, block_rows=self.block_size)
-        return recorder.prefixed(x, token_table, ConcatenatedRows(first=global_rows, second=text_rows))
+        text_rows = PaddedRows(source_rows=x.rows, block_rows=self.block_size)
+        return recorder.prefixed(x, token_table, ConcatenatedRows(first_rows=global_rows, second_rows=text_rows))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["tokens"](self, model_properties.hidden_size)
@@ -132,11 +132,13 @@ class GlobalLocalAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, ConcatenatedRows)
-        assert isinstance(x.rows.second, PaddedRows)
-        token_rows, text_rows = x.rows, x.rows.second
+        assert isinstance(x.rows.second_rows, PaddedRows)
+        token_rows, text_rows = x.rows, x.rows.second_rows
         if self.staggered:
-            wider_rows = PaddedRows(of=text_rows.of, block_rows=text_rows.block_rows, more=self.block_size)
-            x = recorder.resized(x, ConcatenatedRows(first=token_rows.first, second=wider_rows))
+            wider_rows = PaddedRows(
+                source_rows=text_rows.source_rows, block_rows=text_rows.block_rows, extra_rows=self.block_size
+            )
+            x = recorder.resized(x, ConcatenatedRows(first_rows=token_rows.first_rows, second_rows=wider_rows))
             recorder.hold(x=x)
         q, k, v = (recorder.linear(projection, x, heads, head_dim) for projection in ("q_proj", "k_proj", "v_proj"))
         recorder.hold(q=q, k=k, v=v)
@@ -175,8 +177,8 @@ class GlobalLocalLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         assert isinstance(x.rows, ConcatenatedRows)
-        text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second))
-        global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first))
+        text_states = recorder.part("self_attn_pre_norm", self.norm, recorder.resized(x, x.rows.second_rows))
+        global_tokens = recorder.part("global_pre_norm", self.norm, recorder.resized(x, x.rows.first_rows))
         attention_input = recorder.cat(global_tokens, text_states, axes=x.axes, rows=x.rows)
         recorder.hold(x=x, read=attention_input)
         sublayer_output = recorder.part("self_attn", self.attention, attention_input)
@@ -210,13 +212,13 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.count, self.block, self.tokens = spec.num_global_tokens, spec.block_size, 0
             self.global_tokens = nn.Embedding(spec.num_global_tokens, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            self.tokens = forward_context.memo["text tokens"] = x.shape[1]
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
+            self.tokens = pass_state.shared_values["text tokens"] = x.shape[1]
             text_states = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.block))
             global_tokens = self.global_tokens(torch.arange(self.count, device=x.device))
             return torch.cat([global_tokens.expand(x.shape[0], -1, -1), text_states], 1)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x[:, self.count : self.count + self.tokens]
 
     class SoftmaxProducts(nn.Module):
@@ -262,8 +264,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self.add_module(projection, nn.Linear(hidden_size, hidden_size, bias=False))
             self.core = SoftmaxProducts(spec)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            tokens, padding_widths = forward_context.memo["text tokens"], (self.shift, self.shift)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            tokens, padding_widths = pass_state.shared_values["text tokens"], (self.shift, self.shift)
             text_states = nn.functional.pad(x[:, self.count :], (0, 0, *padding_widths))
             is_text_token = torch.arange(x.shape[1] - self.count, device=x.device) < tokens
             padded_rows = torch.cat([x[:, : self.count], text_states], 1)
@@ -289,13 +291,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.self_attn = spec.attention.reference(model_properties)
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             global_tokens = self.get_submodule("global_pre_norm")(x[:, : self.count])
             text_states = self.get_submodule("self_attn_pre_norm")(x[:, self.count :])
-            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), forward_context)
+            attn_output = self.self_attn(torch.cat([global_tokens, text_states], 1), pass_state)
             x = x + apply_dropout(self, "attention_output", attn_output)
-            return x + apply_dropout(
-                self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), forward_context)
-            )
+            return x + apply_dropout(self, "feed_forward", self.mlp(self.get_submodule("mlp_pre_norm")(x), pass_state))
 
     return {"tokens": GlobalTokensReference, "attention": GlobalLocalReference, "layer": GlobalLocalLayerReference}

@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import Inner, ModelProperties, StackPosition
 from ..mixers.context_attention import ContextAttention
 from ..mixers.latent_context import LatentContextAttention
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -141,13 +141,11 @@ def _reference_class() -> type[nn.Module]:
             kernel_sizes = model_properties.hidden_size, spec.conv_kernel_size, spec.conv_group_size
             self.self_attn_conv, self.mlp_conv = SublayerKernels(*kernel_sizes), SublayerKernels(*kernel_sizes)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
                 normed_x = self.get_submodule(f"{sublayer}_pre_norm")(x)
                 kernels = self.get_submodule(f"{sublayer}_conv")(normed_x)
-                sublayer_output = self.get_submodule(sublayer)(
-                    convolve(normed_x, kernels[..., 0, :, :]), forward_context
-                )
+                sublayer_output = self.get_submodule(sublayer)(convolve(normed_x, kernels[..., 0, :, :]), pass_state)
                 x = x + convolve(sublayer_output, kernels[..., 1, :, :])
             return x
 

@@ -19,7 +19,7 @@ from ..choices import Mixer
 from ..mixers.mamba import Mamba
 from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, small_sublayers
 
@@ -96,13 +96,13 @@ def _reference_class() -> type[nn.Module]:
             ):
                 self.add_module(mixer_name, component.reference(model_properties))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             normed_x = self.mixers_pre_norm(x)
             x = (
                 x
-                + self.get_submodule("self_attn")(normed_x, forward_context)
-                + self.get_submodule("state_space")(normed_x, forward_context)
+                + self.get_submodule("self_attn")(normed_x, pass_state)
+                + self.get_submodule("state_space")(normed_x, pass_state)
             )
-            return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), forward_context)
+            return x + self.get_submodule("mlp")(self.mlp_pre_norm(x), pass_state)
 
     return HybridReference

@@ -20,7 +20,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, ModelProperties, PartWitness, Real, Streams
 from ..norm import Norm, norm_reference
 from ..residual_streams import CopiedStreams, copied_streams_class
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -143,13 +143,13 @@ class HyperStreams(CopiedStreams):
 def _connection_weights(recorder: Flow, x: Value, output_axes: JoinedShapes) -> tuple[Value, ...]:
     """Records one projection of all streams and splits the result; each part has a scale and offsets."""
     raw_weights = recorder.linear("map", recorder.normalized(x, STREAM_NORM), output_axes)
-    weight_parts = tuple(Value(x.rows, component) for component in output_axes.parts)
+    weight_parts = tuple(Value(x.rows, component) for component in output_axes.shapes)
     recorder.record(
         "core",
         "offsets",
         (raw_weights,),
         weight_parts,
-        ops.ResidualStreamOffsets(output_axes.size, len(output_axes.parts)),
+        ops.ResidualStreamOffsets(output_axes.size, len(output_axes.shapes)),
     )
     return weight_parts
 
@@ -209,14 +209,14 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             self.offsets = WeightOffsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
 
-        def read_weights(self, new_weights: Tensor, forward_context: ForwardContext) -> Tensor:
+        def read_weights(self, new_weights: Tensor, pass_state: PassState) -> Tensor:
             """Returns the weights with which a sublayer reads the streams."""
             return new_weights
 
-        def forward(self, streams: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor, Tensor]:
+        def forward(self, streams: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor, Tensor]:
             stream_count, eps = self.spec.hc_mult, self.spec.hc_eps
             read_logits, write_logits, *mix_logits = self.offsets(self.map(self.stream_norm(streams.flatten(2))))
-            weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, forward_context)[..., None] * streams).sum(2)
+            weighted_sum = (self.read_weights(read_logits.sigmoid() + eps, pass_state)[..., None] * streams).sum(2)
             write_weights = self.spec.hc_magnitude * write_logits.sigmoid()
             if self.mix is None or self.spec.hc_sinkhorn_iters is None:
                 return weighted_sum, write_weights + eps, streams
@@ -237,12 +237,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             for sublayer in ("self_attn", "mlp"):
                 self.add_module(f"{sublayer}_connection", self.connection(spec, model_properties.hidden_size))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
                 sublayer_input, output_weights, mixed_streams = self.get_submodule(f"{sublayer}_connection")(
-                    x, forward_context
+                    x, pass_state
                 )
-                sublayer_output = self._sublayer_output(sublayer, sublayer_input, forward_context)
+                sublayer_output = self._sublayer_output(sublayer, sublayer_input, pass_state)
                 x = output_weights[..., None] * sublayer_output[:, :, None] + mixed_streams
             return x
 
@@ -267,7 +267,7 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
             super().__init__(stream_count)
             self.hyper_streams = None if merge_kind == "mean" else HeadReference(stream_count, hidden_size)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return x.mean(2) if self.hyper_streams is None else self.hyper_streams(x)
 
     return {"layer": HyperLayerReference, "streams": StreamsReference, "connection": HyperConnection}

@@ -14,7 +14,7 @@ from ...flow.value import Value
 from ..base import ModelProperties
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -64,10 +64,10 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, model_properties)
             self.lambdas = vector_module(torch.tensor([1.0, 0.0]))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            initial_x = x if forward_context.embedded is None else forward_context.embedded
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            initial_x = x if pass_state.first_layer_input is None else pass_state.first_layer_input
             mixed_states = self.lambdas.weight[0] * x + self.lambdas.weight[1] * initial_x
-            x = x + self._sublayer_output("self_attn", mixed_states, forward_context)
-            return x + self._sublayer_output("mlp", x, forward_context)
+            x = x + self._sublayer_output("self_attn", mixed_states, pass_state)
+            return x + self._sublayer_output("mlp", x, pass_state)
 
     return InitialStatesReference

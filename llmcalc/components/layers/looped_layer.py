@@ -30,7 +30,7 @@ from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
 from ..position import Rope
-from ..runtime import ForwardContext, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, share_tensors, softmax_core_class, vector_module
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class, small_sublayers
 
@@ -107,7 +107,7 @@ class LoopedAttention(GroupedQueryMixer):
     def _mixed_attention(self, recorder: Flow, q: Value, k: Value, v: Value) -> Value:
         """Records the second loop's attention to both loops' keys, and the gate between the results."""
         heads, window = q.axes[0], self.loop_window_size
-        empty_keys_and_values = Value(k.rows, k.axes, fixed=True), Value(v.rows, v.axes, fixed=True)
+        empty_keys_and_values = Value(k.rows, k.axes, is_constant=True), Value(v.rows, v.axes, is_constant=True)
         first_keys, first_values = recorder.memo.get(FIRST_LOOP, empty_keys_and_values)
         assert isinstance(heads, Axis)
         scores = recorder.per_group("loop_gate", q, heads, Axis("gate", 1)).view(heads)
@@ -210,28 +210,28 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             q: Tensor,
             k: Tensor,
             v: Tensor,
-            forward_context: ForwardContext,
+            pass_state: PassState,
             window: int | None,
         ) -> Tensor:
-            mask = attention_mask(forward_context, q, k, causal=True, window=window)
+            mask = attention_mask(pass_state, q, k, causal=True, window=window)
             return attention_core(q, *self._for_each_query_head(k, v), mask)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
-            q, k = (spec.position.rotate_heads(heads, forward_context, forward_context.past) for heads in (q, k))
+            q, k = (spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens) for heads in (q, k))
             if self.first_loop:
                 scores = self.loop_gate(q.transpose(1, 2).flatten(2).unflatten(-1, (spec.num_attention_heads, -1)))
                 gate = (scores[..., 0] + self.loop_gate_bias.weight).sigmoid().transpose(1, 2)[..., None]
-                first_k, first_v = forward_context.memo[self.first_loop[0]]
-                global_output = self._attend(self.global_core, q, first_k, first_v, forward_context, None)
-                k, v = self.loop_cache(forward_context, k, v)
+                first_k, first_v = pass_state.shared_values[self.first_loop[0]]
+                global_output = self._attend(self.global_core, q, first_k, first_v, pass_state, None)
+                k, v = self.loop_cache(pass_state, k, v)
                 attn_output = gate * global_output + (1 - gate) * self._attend(
-                    self.core, q, k, v, forward_context, spec.loop_window_size
+                    self.core, q, k, v, pass_state, spec.loop_window_size
                 )
             else:
-                k, v = forward_context.memo[self] = self.cache(forward_context, k, v)
-                attn_output = self._attend(self.core, q, k, v, forward_context, None)
+                k, v = pass_state.shared_values[self] = self.cache(pass_state, k, v)
+                attn_output = self._attend(self.core, q, k, v, pass_state, None)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))
 
     class LoopedReference(pre_norm_class()):  # type: ignore[misc]
@@ -247,8 +247,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             attention: Any = self.self_attn
             attention.turn_into_second_loop(first_layer.self_attn)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x + self._sublayer_output("self_attn", x, forward_context)
-            return x + self._sublayer_output("mlp", x, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x + self._sublayer_output("self_attn", x, pass_state)
+            return x + self._sublayer_output("mlp", x, pass_state)
 
     return {"attention": LoopedAttentionReference, "layer": LoopedReference}

@@ -16,7 +16,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, LayerParts, ModelProperties, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,7 +93,9 @@ class PerLayerGate(Part):
         """Returns the term to add to x. norm: the layer's norm of the term."""
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
-        placeholder_vectors = Value(x.rows, (vector_axis,), fixed=True)  # for a gate that is recorded without its stack
+        placeholder_vectors = Value(
+            x.rows, (vector_axis,), is_constant=True
+        )  # for a gate that is recorded without its stack
         # of all layers; each layer reads its own
         layer_vectors: Value = recorder.memo.get("per_layer_embedding", placeholder_vectors)
         gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))
@@ -124,11 +126,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projection = nn.Linear(self.hidden, layers * self.width, bias=False)
             self.norm = spec.norm.reference(ModelProperties(self.width))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             table_vectors = None
             if self.rows is not None:
-                assert forward_context.ids is not None, "per-layer embeddings are looked up by token"
-                table_vectors = self.embed(forward_context.ids * (forward_context.ids < self.rows)) * self.width**0.5
+                assert pass_state.token_ids is not None, "per-layer embeddings are looked up by token"
+                table_vectors = self.embed(pass_state.token_ids * (pass_state.token_ids < self.rows)) * self.width**0.5
             projected_x = self.projection(x) * self.hidden**-0.5
             if table_vectors is None:
                 return self.norm(projected_x.unflatten(-1, (-1, self.width)))
@@ -147,9 +149,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.projection = nn.Linear(spec.hidden_size_per_layer_input, model_properties.hidden_size, bias=False)
             self.norm = norm.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            assert forward_context.per_layer is not None, "the stack has no per-layer embeddings"
-            gated_vector = activate(self.act, self.gate(x)) * forward_context.per_layer[:, :, forward_context.layer]
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            assert pass_state.per_layer_embeddings is not None, "the stack has no per-layer embeddings"
+            gated_vector = (
+                activate(self.act, self.gate(x)) * pass_state.per_layer_embeddings[:, :, pass_state.layer_index]
+            )
             return self.norm(self.projection(gated_vector))
 
     return {"table": PerLayerTable, "gate": VectorGate}

@@ -12,7 +12,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .block import LayerSharing
 from .whole_layer import WholeLayer, pre_norm_class, small_sublayers
 
@@ -76,9 +76,9 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"{sublayer}_post_norm", norm.reference(model_properties))
                 self.add_module(f"{sublayer}_residual_gate", vector_module(torch.zeros(model_properties.hidden_size)))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             for sublayer in ("self_attn", "mlp"):
-                sublayer_output = self._sublayer_output(sublayer, x, forward_context)
+                sublayer_output = self._sublayer_output(sublayer, x, pass_state)
                 sublayer_output = self.get_submodule(f"{sublayer}_post_norm")(sublayer_output)
                 gate: Any = self.get_submodule(f"{sublayer}_residual_gate")
                 gate_weight = torch.sigmoid(gate.weight)

@@ -19,7 +19,7 @@ from ..mixers.chunked_attention import ChunkedAttention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer, pre_norm_class
 
@@ -52,7 +52,9 @@ class ReversibleStreams(ResidualStreams):
             raise ValueError("streams: those of type 'reversible' stand where every layer is of type 'reversible'")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
-        padded_x = recorder.resized(x, RowsPaddedAboveLeast(of=x.rows, block_rows=self.block, least=self.least))
+        padded_x = recorder.resized(
+            x, RowsPaddedAboveLeast(source_rows=x.rows, block_rows=self.block, minimum_rows=self.least)
+        )
         recorder.memo["tokens"] = x.rows
         return recorder.cat(padded_x, padded_x, axes=(JoinedShapes((x.axes, x.axes)),))
 
@@ -116,23 +118,21 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.block, self.least, self.tokens = spec.block, spec.least, 0
             self.reversible_norm = spec.norm.reference(ModelProperties(2 * hidden_size))
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             self.tokens = x.shape[1]
             padded_tokens = -x.shape[1] % self.block if x.shape[1] > self.least else 0
             return nn.functional.pad(x, (0, 0, 0, padded_tokens)).repeat(1, 1, 2)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             normed_x: Tensor = self.reversible_norm(x)[:, : self.tokens]
             return normed_x
 
     class LayerReference(pre_norm_class()):  # type: ignore[misc]
         """Updates each of two residual streams from the other stream. x: [batch, tokens, 2 · hidden] → same shape."""
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             first_stream, second_stream = x.chunk(2, -1)
-            first_stream = first_stream + self._sublayer_output("self_attn", second_stream, forward_context)
-            return torch.cat(
-                [first_stream, second_stream + self._sublayer_output("mlp", first_stream, forward_context)], -1
-            )
+            first_stream = first_stream + self._sublayer_output("self_attn", second_stream, pass_state)
+            return torch.cat([first_stream, second_stream + self._sublayer_output("mlp", first_stream, pass_state)], -1)
 
     return {"streams": StreamsReference, "layer": LayerReference}

@@ -25,7 +25,7 @@ from ..networks.moe import IdentityExperts, MoE
 from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import LayerSharing
 from .whole_layer import PreNormLayer
 
@@ -128,12 +128,12 @@ def _reference_class() -> type[nn.Module]:
             self.dense_pre_norm = nn.ModuleList(spec.norm.reference(model_properties) for _ in sublayer_indices)
             self.mlp = spec.feed_forward.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            x = x + self.self_attn[0](self.self_attn_pre_norm[0](x), pass_state)
             normed_x = self.dense_pre_norm[0](x)
-            expert_output = self.mlp(normed_x, forward_context)
-            x = x + self.dense[0](normed_x, forward_context)
-            x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), forward_context)
-            return x + self.dense[1](self.dense_pre_norm[1](x), forward_context) + expert_output
+            expert_output = self.mlp(normed_x, pass_state)
+            x = x + self.dense[0](normed_x, pass_state)
+            x = x + self.self_attn[1](self.self_attn_pre_norm[1](x), pass_state)
+            return x + self.dense[1](self.dense_pre_norm[1](x), pass_state) + expert_output
 
     return ShortcutReference

@@ -14,7 +14,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import Layer
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def pre_norm_class() -> Any:
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
                 self.add_module(sublayer, component.reference(model_properties))
 
-        def _sublayer_output(self, sublayer: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _sublayer_output(self, sublayer: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the output of a sublayer with a preceding norm."""
-            return self.get_submodule(sublayer)(self.get_submodule(f"{sublayer}_pre_norm")(x), forward_context)
+            return self.get_submodule(sublayer)(self.get_submodule(f"{sublayer}_pre_norm")(x), pass_state)
 
     return PreNormReference

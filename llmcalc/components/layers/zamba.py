@@ -40,7 +40,7 @@ from ..mixers.mamba2 import Mamba2
 from ..networks.feed_forward import FeedForward, activate
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .block import Layer, LayerSharing
 
 if TYPE_CHECKING:
@@ -312,8 +312,8 @@ def _reference_class() -> type[nn.Module]:
                     ),
                 )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            attn_output = self.self_attn(self.self_attn_pre_norm(x), forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            attn_output = self.self_attn(self.self_attn_pre_norm(x), pass_state)
             return self.mlp(self.mlp_pre_norm(attn_output))
 
     class ZambaReference(nn.Module):
@@ -345,9 +345,9 @@ def _reference_class() -> type[nn.Module]:
                 if "adapters." not in path:
                     setattr(self.transformer.get_submodule(module_path), param_name, parameter)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            assert forward_context.embedded is not None
-            block_output = self.linear(self.transformer(torch.cat([x, forward_context.embedded], -1), forward_context))
-            return x + self.mixer(self.mixer_pre_norm(x + block_output), forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            assert pass_state.first_layer_input is not None
+            block_output = self.linear(self.transformer(torch.cat([x, pass_state.first_layer_input], -1), pass_state))
+            return x + self.mixer(self.mixer_pre_norm(x + block_output), pass_state)
 
     return ZambaReference

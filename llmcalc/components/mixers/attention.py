@@ -40,7 +40,7 @@ from ..choice import component_type
 from ..choices import AnyBlockIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -472,8 +472,8 @@ class Attention(TokenMixer):
         if self.kv_shared:
             empty_keys_and_values = (
                 self,
-                Value(x.rows, (heads, head_dim), fixed=True),
-                Value(x.rows, (heads, value_axis), fixed=True),
+                Value(x.rows, (heads, head_dim), is_constant=True),
+                Value(x.rows, (heads, value_axis), is_constant=True),
             )
             shareable = (
                 lower_layer
@@ -680,116 +680,112 @@ def _reference_class() -> type[nn.Module]:
             concatenated_heads = x.transpose(1, 2).flatten(2)
             return norm(concatenated_heads).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        def _normalize_and_rotate(
-            self, x: Tensor, norm: str, forward_context: ForwardContext, first_position: int
-        ) -> Tensor:
+        def _normalize_and_rotate(self, x: Tensor, norm: str, pass_state: PassState, first_position: int) -> Tensor:
             """Returns queries or keys after norm and positions, in the spec's order."""
             norm_order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if norm_order == "before_rope":
                 x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
-                x = self.spec.position.rotate_heads(x, forward_context, first_position)
+                x = self.spec.position.rotate_heads(x, pass_state, first_position)
             return self._normalize(x, getattr(self, norm)) if norm_order == "after_rope" else x
 
         def _split_heads(self, projected_x: Tensor, head_width: int) -> Tensor:
             return projected_x.unflatten(-1, (-1, head_width)).transpose(1, 2)
 
-        def _projected_values(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, forward_context)
+        def _projected_values(self, x: Tensor, pass_state: PassState) -> Tensor:
+            projected_x = self.v_proj(x) if self.spec.value_experts is None else self.value_experts(x, pass_state)
             return self._split_heads(projected_x, self.value_dim)
 
         def _keys_and_values(
-            self, x: Tensor, forward_context: ForwardContext, value_input: Tensor | None
+            self, x: Tensor, pass_state: PassState, value_input: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             if self.cross:
-                cached_tensors = None if forward_context.store is None else forward_context.store.get(self.cache)
+                cached_tensors = None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self.cache)
                 if cached_tensors is not None:
                     return cached_tensors[0], cached_tensors[1]
-                assert forward_context.memory is not None, (
-                    "cross-attention needs the encoder's output or a filled cache"
-                )
-                x = forward_context.memory
+                assert pass_state.memory is not None, "cross-attention needs the encoder's output or a filled cache"
+                x = pass_state.memory
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
-            k = self._normalize_and_rotate(
-                raw_keys, "k_norm", forward_context, 0 if self.cross else forward_context.past
-            )
+            k = self._normalize_and_rotate(raw_keys, "k_norm", pass_state, 0 if self.cross else pass_state.past_tokens)
             v = (
                 raw_keys
                 if self.spec.attention_k_eq_v
-                else self._projected_values(x if value_input is None else value_input, forward_context)
+                else self._projected_values(x if value_input is None else value_input, pass_state)
             )
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
-            return self.cache(forward_context, k, v) if hasattr(self, "cache") else (k, v)
+            return self.cache(pass_state, k, v) if hasattr(self, "cache") else (k, v)
 
         def _computed_or_shared_keys(
-            self, x: Tensor, forward_context: ForwardContext, value_input: Tensor | None = None
+            self, x: Tensor, pass_state: PassState, value_input: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
             if self.cross:
-                return self._keys_and_values(x, forward_context, value_input)
+                return self._keys_and_values(x, pass_state, value_input)
             spec = self.spec
             sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
-            if spec.kv_shared and sharing_key not in forward_context.memo:
-                forward_context.memo[sharing_key] = self._join_target_keys(x, forward_context)
+            if spec.kv_shared and sharing_key not in pass_state.shared_values:
+                pass_state.shared_values[sharing_key] = self._join_target_keys(x, pass_state)
             keys_and_values: tuple[Tensor, Tensor] = (
-                forward_context.memo[sharing_key]
+                pass_state.shared_values[sharing_key]
                 if spec.kv_shared
-                else self._keys_and_values(x, forward_context, value_input)
+                else self._keys_and_values(x, pass_state, value_input)
             )
-            if forward_context.lends:
-                forward_context.memo[sharing_key] = keys_and_values
+            if pass_state.shares_keys:
+                pass_state.shared_values[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _join_target_keys(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
+        def _join_target_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Returns a target model's cached keys and values (zeros here), followed by those of this pass."""
             cache_limit = self.spec.sliding_window or self.spec.attention_chunk_size
-            past_tokens = forward_context.past if cache_limit is None else min(forward_context.past, cache_limit - 1)
+            past_tokens = (
+                pass_state.past_tokens if cache_limit is None else min(pass_state.past_tokens, cache_limit - 1)
+            )
             heads = x.shape[0], self.kv_heads, past_tokens + x.shape[1]
             return x.new_zeros(*heads, self.head_dim), x.new_zeros(*heads, self.value_dim)
 
-        def _mask_and_bias(self, x: Tensor, k: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, x: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             query_count, keys, end_position, spec = (
                 x.shape[1],
                 k.shape[-2],
-                forward_context.past + x.shape[1],
+                pass_state.past_tokens + x.shape[1],
                 self.spec,
             )
             mask = attention_mask(
-                forward_context,
+                pass_state,
                 x,
                 k,
                 causal=self.causal and (not spec.whole_pass),
                 window=spec.sliding_window,
                 chunk_size=spec.attention_chunk_size,
             )
-            return mask, self._score_bias(forward_context, end_position, query_count, keys, x.device)
+            return mask, self._score_bias(pass_state, end_position, query_count, keys, x.device)
 
         def _score_bias(
-            self, forward_context: ForwardContext, end_position: int, query_count: int, key_count: int, device: Any
+            self, pass_state: PassState, end_position: int, query_count: int, key_count: int, device: Any
         ) -> Tensor | None:
             """Returns the score bias of the last `query_count` and `key_count` tokens before `end_position`."""
             positions = (
-                forward_context.positions(end_position - query_count, end_position, device),
-                forward_context.positions(end_position - key_count, end_position, device),
+                pass_state.positions(end_position - query_count, end_position, device),
+                pass_state.positions(end_position - key_count, end_position, device),
             )
             if hasattr(self, "relative_bias"):
                 return self.relative_bias(*positions)
-            make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else forward_context.bias
+            make_bias: Any = partial(alibi_bias, self.heads) if self.alibi else pass_state.score_bias
             if make_bias is None:
                 return None
-            return forward_context.compute_once(
+            return pass_state.compute_once(
                 ("bias", self.heads, end_position, query_count, key_count), lambda: make_bias(*positions)
             )
 
-        def compute_shared_bias(self, x: Tensor, forward_context: ForwardContext) -> None:
+        def compute_shared_bias(self, x: Tensor, pass_state: PassState) -> None:
             """Computes the bias that all layers of a stack add, before the first layer."""
-            end_position = forward_context.past + x.shape[1]
+            end_position = pass_state.past_tokens + x.shape[1]
             if not self.cross:
-                self._score_bias(forward_context, end_position, x.shape[1], end_position, x.device)
+                self._score_bias(pass_state, end_position, x.shape[1], end_position, x.device)
 
         def _attention_in_squares(
             self, q: Tensor, k: Tensor, v: Tensor, columns: int, square_side: int, logit_cap: float | None
@@ -810,29 +806,29 @@ def _reference_class() -> type[nn.Module]:
             patch_order = torch.cat(patch_squares).argsort().to(q.device)
             return torch.cat(square_outputs, 2)[:, :, patch_order]
 
-        def forward(self, x: Tensor, forward_context: ForwardContext, value_input: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState, value_input: Tensor | None = None) -> Tensor:
             """Computes the attention output. x: the input. value_input: input of the value projection; default x."""
             query_input = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normalize_and_rotate(
                 self._split_heads(self.q_proj(query_input), self.head_dim),
                 "q_norm",
-                forward_context,
-                forward_context.past,
+                pass_state,
+                pass_state.past_tokens,
             )
-            k, v = self._computed_or_shared_keys(x, forward_context, value_input)
-            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, forward_context)
+            k, v = self._computed_or_shared_keys(x, pass_state, value_input)
+            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, pass_state)
             if hasattr(self, "relative"):
-                q, bias = self.relative(q, forward_context, forward_context.past + x.shape[1])
+                q, bias = self.relative(q, pass_state, pass_state.past_tokens + x.shape[1])
             if hasattr(self, "disentangled"):
                 q, bias = self.disentangled(
-                    q, k, forward_context.memo["relative_embedding"], forward_context, self.q_proj, self.k_proj
+                    q, k, pass_state.shared_values["relative_embedding"], pass_state, self.q_proj, self.k_proj
                 )
             convolved_values = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group_size = self.heads // self.kv_heads
             if group_size > 1:
                 k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
             if hasattr(self, "indexer"):
-                k, v, mask = self.indexer.selected_keys_and_values(x, k, v, forward_context)
+                k, v, mask = self.indexer.selected_keys_and_values(x, k, v, pass_state)
             sinks = self.sinks.weight if self.sinks is not None else None
             logit_cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
@@ -840,7 +836,7 @@ def _reference_class() -> type[nn.Module]:
                 attn_output = self.core(q, k, v, mask, bias, logit_cap, sinks, **formats)
             else:
                 attn_output = self._attention_in_squares(
-                    q, k, v, forward_context.columns, self.spec.grid_window, logit_cap
+                    q, k, v, pass_state.patch_columns, self.spec.grid_window, logit_cap
                 )
             attn_output = (attn_output if convolved_values is None else attn_output + convolved_values).transpose(1, 2)
             attn_output = self.head_norm(attn_output) if hasattr(self, "head_norm") else attn_output

@@ -16,7 +16,7 @@ from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..position import Rope
 from ..runtime import (
-    ForwardContext,
+    PassState,
     attention_mask,
     cache_class,
     recurrent_state_class,
@@ -114,27 +114,23 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def _blend_with_previous_row(
-            self, x: Tensor, weights: Tensor, state_module: Any, forward_context: ForwardContext
+            self, x: Tensor, weights: Tensor, state_module: Any, pass_state: PassState
         ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
-            stored_row = state_module.load(forward_context)
+            stored_row = state_module.load(pass_state)
             first_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
-            state_module.keep(forward_context, x[:, :, -1])
+            state_module.keep(pass_state, x[:, :, -1])
             previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            q = spec.position.rotate_heads(self._split_heads("q", x), forward_context, forward_context.past)
-            k = self._blend_with_previous_row(
-                self._split_heads("k", x), self.conv_k.weight, self.last_k, forward_context
-            )
-            k = spec.position.rotate_heads(k, forward_context, forward_context.past)
-            v = self._blend_with_previous_row(
-                self._split_heads("v", x), self.conv_v.weight, self.last_v, forward_context
-            )
-            k, v = self.cache(forward_context, k, v)
-            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
+            q = spec.position.rotate_heads(self._split_heads("q", x), pass_state, pass_state.past_tokens)
+            k = self._blend_with_previous_row(self._split_heads("k", x), self.conv_k.weight, self.last_k, pass_state)
+            k = spec.position.rotate_heads(k, pass_state, pass_state.past_tokens)
+            v = self._blend_with_previous_row(self._split_heads("v", x), self.conv_v.weight, self.last_v, pass_state)
+            k, v = self.cache(pass_state, k, v)
+            mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 

@@ -29,7 +29,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardContext, cache_class
+from ..runtime import PassState, cache_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -159,19 +159,19 @@ def _reference_class() -> type[nn.Module]:
             self.k_norm = norm_reference(spec.norm, spec.index_head_dim)
             self.cache, self.core = cache_class()(), KeyScores()
 
-        def _rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return rotate(x, forward_context, forward_context.past, self.spec.index_head_dim // 2 * 2, self.theta)
+        def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return rotate(x, pass_state, pass_state.past_tokens, self.spec.index_head_dim // 2 * 2, self.theta)
 
         @torch.no_grad()
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            spec, end_position = self.spec, forward_context.past + x.shape[1]
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
             q = self._rotate(
-                self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), forward_context
+                self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), pass_state
             )
-            (k,) = self.cache(forward_context, self._rotate(self.k_norm(self.k_proj(x)), forward_context))
+            (k,) = self.cache(pass_state, self._rotate(self.k_norm(self.k_proj(x)), pass_state))
             positions, keys = (
-                forward_context.positions(forward_context.past, end_position, x.device),
-                forward_context.positions(0, end_position, x.device),
+                pass_state.positions(pass_state.past_tokens, end_position, x.device),
+                pass_state.positions(0, end_position, x.device),
             )
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             block_count = -(-end_position // spec.index_block_size)
@@ -191,16 +191,16 @@ def _reference_class() -> type[nn.Module]:
             ] & (keys[None] <= positions[:, None])
 
         def selected_keys_and_values(
-            self, x: Tensor, k: Tensor, v: Tensor, forward_context: ForwardContext
+            self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask, [batch, heads, tokens, keys].
 
             k, v: [batch, heads, keys, d].
             """
-            selected_mask, group_size = self(x, forward_context), k.shape[1] // self.spec.index_n_heads
+            selected_mask, group_size = self(x, pass_state), k.shape[1] // self.spec.index_n_heads
             if group_size > 1:
                 selected_mask = selected_mask.repeat_interleave(group_size, 1)
-            if not forward_context.past or x.shape[1] > 1:
+            if not pass_state.past_tokens or x.shape[1] > 1:
                 return k, v, selected_mask
             end_position, block_size = k.shape[-2], self.spec.index_block_size
             read_tokens = min(

@@ -34,7 +34,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import (
-    ForwardContext,
+    PassState,
     attention_mask,
     cache_class,
     recurrent_state_class,
@@ -177,7 +177,7 @@ class CompressedConvAttention(WindowedMixer):
         has_bias = self.attention_bias
         with recorder.function():
             projected_v = recorder.linear(
-                "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithZeroStart(of=x.rows)
+                "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithZeroStart(source_rows=x.rows)
             )
             first_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
@@ -248,19 +248,17 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
 
-        def _convolve_queries_and_keys(
-            self, q: Tensor, k: Tensor, forward_context: ForwardContext
-        ) -> tuple[Tensor, Tensor]:
+        def _convolve_queries_and_keys(self, q: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            stored_rows = self.conv_state.load(forward_context)
+            stored_rows = self.conv_state.load(pass_state)
             padded_rows = (
                 nn.functional.pad(joined_heads, (past_tokens, 0))
                 if stored_rows is None
                 else torch.cat([stored_rows[0], joined_heads], -1)
             )
-            self.conv_state.keep(forward_context, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
+            self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
@@ -269,34 +267,34 @@ def _reference_class() -> type[nn.Module]:
             convolved_q, convolved_k = convolution_output.split([q.shape[2], kv_heads], 2)
             return convolved_q + mean_q, convolved_k + mean_k
 
-        def _mix_values(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _mix_values(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored_rows, projected_v = self.value_state.load(forward_context), self.v_proj_before(x)
+            stored_rows, projected_v = self.value_state.load(pass_state), self.v_proj_before(x)
             first_row = (
                 self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]
             )
-            self.value_state.keep(forward_context, projected_v[:, -1])
+            self.value_state.keep(pass_state, projected_v[:, -1])
             delayed_values = torch.cat([first_row, projected_v[:, :-1]], 1)
             return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
-        def _scale_and_rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _scale_and_rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Scales vectors to length √d and applies RoPE. [batch, tokens, heads, d] → [.., heads, tokens, d]."""
             return self.spec.position.rotate_heads(
-                self.unit_length(x).transpose(1, 2), forward_context, forward_context.past
+                self.unit_length(x).transpose(1, 2), pass_state, pass_state.past_tokens
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             d = self.spec.head_dim
             q, k = self._convolve_queries_and_keys(
-                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), forward_context
+                self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), pass_state
             )
             q, k, v = (
-                self._scale_and_rotate(q, forward_context),
-                self._scale_and_rotate(k, forward_context) * self.key_scale.weight[:, None, None],
-                self._mix_values(x, forward_context).transpose(1, 2),
+                self._scale_and_rotate(q, pass_state),
+                self._scale_and_rotate(k, pass_state) * self.key_scale.weight[:, None, None],
+                self._mix_values(x, pass_state).transpose(1, 2),
             )
-            k, v = self.cache(forward_context, k, v)
-            mask = attention_mask(forward_context, x, k, causal=self.causal, window=self.spec.sliding_window)
+            k, v = self.cache(pass_state, k, v)
+            mask = attention_mask(pass_state, x, k, causal=self.causal, window=self.spec.sliding_window)
             k, v = self._for_each_query_head(k, v)
             attn_output = self.core(q, k, v, mask)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))

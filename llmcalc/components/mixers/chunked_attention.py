@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, HeadDim, Heads, ModelProperties
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _reference_class() -> type[nn.Module]:
                 nn.Linear(heads_width, hidden_size, bias=False),
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, *k, v = (
                 self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in self.names

@@ -27,7 +27,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
 
 if TYPE_CHECKING:
@@ -204,30 +204,28 @@ def _reference_class() -> type[nn.Module]:
             self.cache: Any = recurrent_state_class()()
             self.last_window: Any = recurrent_state_class()() if spec.overlap else None
 
-        def _join_previous_window(
-            self, kv: Tensor, gate: Tensor, forward_context: ForwardContext
-        ) -> tuple[Tensor, Tensor]:
+        def _join_previous_window(self, kv: Tensor, gate: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Joins the second feature half of each window of x with the first feature half of the previous window.
 
             [batch, windows, rate, 2·width] → [batch, windows, 2·rate, width].
             """
             assert self.last_window is not None
             (delayed_series, current_series), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
-            stored_window = self.last_window.load(forward_context)
+            stored_window = self.last_window.load(pass_state)
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
                 if stored_window is None
                 else tuple(tensor[:, None] for tensor in stored_window)
             )
-            self.last_window.keep(forward_context, delayed_series[:, -1], gate_delayed_series[:, -1])
+            self.last_window.keep(pass_state, delayed_series[:, -1], gate_delayed_series[:, -1])
             delayed_window = (
                 torch.cat([first_window[0], delayed_series[:, :-1]], 1),
                 torch.cat([first_window[1], gate_delayed_series[:, :-1]], 1),
             )
             return torch.cat([delayed_window[0], current_series], 2), torch.cat([delayed_window[1], current_gate], 2)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(forward_context)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)
             kv_entries: Tensor | None = None
             if stored_rows is not None:
                 kv_entries, kv, gate = (
@@ -242,7 +240,7 @@ def _reference_class() -> type[nn.Module]:
                 kv, gate = (tensor[:, :window_tokens].unflatten(1, (window_count, self.rate)) for tensor in (kv, gate))
                 gate = gate + self.position_bias.weight
                 if self.last_window is not None:
-                    kv, gate = self._join_previous_window(kv, gate, forward_context)
+                    kv, gate = self._join_previous_window(kv, gate, pass_state)
                 new_entries = self.norm((kv * gate.float().softmax(2).to(kv.dtype)).sum(2))
                 first_entry = 0 if kv_entries is None else kv_entries.shape[1]
                 positions = (torch.arange(window_count, device=x.device) + first_entry) * self.rate
@@ -250,7 +248,7 @@ def _reference_class() -> type[nn.Module]:
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
                 kv_entries = kv.new_zeros(kv.shape[0], 0, self.width)
-            self.cache.keep(forward_context, kv_entries, *unpooled_rows)
+            self.cache.keep(pass_state, kv_entries, *unpooled_rows)
             return kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
@@ -263,13 +261,11 @@ def _reference_class() -> type[nn.Module]:
 
         @torch.no_grad()
         def forward(
-            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, forward_context: ForwardContext
+            self, x: Tensor, compressed_query: Tensor, allowed_entries: Tensor, pass_state: PassState
         ) -> Tensor:
-            kv_entries = self.compressor(x, forward_context)
+            kv_entries = self.compressor(x, pass_state)
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            q = rotate(
-                q, forward_context, forward_context.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            )
+            q = rotate(q, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta)
             scores = torch.relu(self.core(q, kv_entries) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             ranked_entries = (
@@ -291,18 +287,18 @@ def _reference_class() -> type[nn.Module]:
                 self.indexer = EntryChooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
-            self, x: Tensor, compressed_query: Tensor, forward_context: ForwardContext
+            self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position = self.spec, forward_context.past + x.shape[1]
-            kv_entries = self.compressor(x, forward_context)
+            spec, end_position = self.spec, pass_state.past_tokens + x.shape[1]
+            kv_entries = self.compressor(x, pass_state)
             complete_entries = (
-                forward_context.positions(forward_context.past, end_position, x.device) + 1
+                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
             ) // spec.compress_rate
             allowed_entries = torch.arange(kv_entries.shape[1], device=x.device)[None] < complete_entries[:, None]
             if spec.indexer is None:
                 return kv_entries, allowed_entries
-            selected_entries = self.indexer(x, compressed_query, allowed_entries, forward_context)
-            if forward_context.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
+            selected_entries = self.indexer(x, compressed_query, allowed_entries, pass_state)
+            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)

@@ -19,7 +19,7 @@ from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
 from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext, product_class, vector_module, with_sink_scores
+from ..runtime import PassState, product_class, vector_module, with_sink_scores
 from ..target_states import DFLASH
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
@@ -67,7 +67,7 @@ class ContextAttention(TwoKeySetsMixer):
             self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
             self.position,
         )
-        joint_rows = ConcatenatedRows(first=x.rows, second=target_states.rows)
+        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
         keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
@@ -83,7 +83,7 @@ class ContextAttention(TwoKeySetsMixer):
         )
         core_sizes = heads.size, head_dim.size, head_dim.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
-        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(of=x.rows))
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(source_rows=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
         own_keys = recorder.rope(normed_keys, self.position)
         attn_output = recorder.add(
@@ -120,22 +120,22 @@ def _reference_class() -> type[nn.Module]:
             self.block_core = product_class()()
             self.sinks = vector_module(torch.zeros(spec.num_attention_heads)) if spec.sinks else None
 
-        def _project_heads(self, projection: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _project_heads(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
             return (
                 heads
                 if projection == "v"
-                else self.spec.position.rotate_heads(heads, forward_context, forward_context.past)
+                else self.spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens)
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            spec, target_states = self.spec, forward_context.memo["target_states"]
-            q, k, v = (self._project_heads(projection, x, forward_context) for projection in "qkv")
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            spec, target_states = self.spec, pass_state.shared_values["target_states"]
+            q, k, v = (self._project_heads(projection, x, pass_state) for projection in "qkv")
             context_k, context_v = self.cache(
-                forward_context,
-                self._project_heads("k", target_states, forward_context),
-                self._project_heads("v", target_states, forward_context),
+                pass_state,
+                self._project_heads("k", target_states, pass_state),
+                self._project_heads("v", target_states, pass_state),
             )
             k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = torch.cat([self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))], -1)

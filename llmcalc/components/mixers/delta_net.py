@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...ops import DeltaRule
 from ..base import PUBLISHED, ChunkSize, Flag, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 from .gated_delta_net import LinearKeyDim, LinearValueDim
 from .kda import LinearHeads
@@ -130,14 +130,14 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            convolution_output = F.silu(self.conv1d(qkv, forward_context, self.conv_state)).transpose(1, 2)
+            convolution_output = F.silu(self.conv1d(qkv, pass_state, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             beta = 2.0 * beta if self.allows_negative else beta
             q, k, v = self._split_heads(q), self._split_heads(k), self._split_heads(v)
-            scan_output = self.core(q, k, v, None, beta, forward_context, self.recurrent_state)
+            scan_output = self.core(q, k, v, None, beta, pass_state, self.recurrent_state)
             output = self.norm(scan_output.transpose(1, 2).to(x.dtype)).flatten(2)
             if self.g_proj is not None:
                 output = output * F.silu(self.g_proj(x))

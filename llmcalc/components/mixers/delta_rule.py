@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +36,7 @@ def record_convolved_heads(recorder: Flow, x: Value, key_axes: Shape, value_axes
     qkv = recorder.cat(q, k, v, axes=(qkv_axes,))
     qkv = recorder.conv("conv1d", qkv, qkv_axes, kernel=kernel, groups=qkv.width, padding=kernel - 1)
     recorder.state("conv_state", qkv_axes, Axis("kernel", kernel), state_kind="conv_state")
-    return list(recorder.split(recorder.act(qkv, "silu"), *qkv_axes.parts))
+    return list(recorder.split(recorder.act(qkv, "silu"), *qkv_axes.shapes))
 
 
 def record_delta_rule(
@@ -103,19 +103,19 @@ def delta_rule_class() -> type[nn.Module]:
             v: Tensor,
             g: Tensor | None,
             beta: Tensor,
-            forward_context: ForwardContext,
+            pass_state: PassState,
             state: Any,
         ) -> Tensor:
             q, k, v, beta = (x.float() for x in (q, k, v, beta))
             g = None if g is None else g.float()
             q, k = unit_vector(q) * q.shape[-1] ** -0.5, unit_vector(k)
-            stored_state = state.load(forward_context)
+            stored_state = state.load(pass_state)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state[0]
             decodes_one_token = stored_state is not None and q.shape[2] == 1
             scan_output, new_state = (self._run_token if decodes_one_token else self._run_chunks)(
                 q, k, v, g, beta, old_state
             )
-            state.keep(forward_context, new_state)
+            state.keep(pass_state, new_state)
             return scan_output
 
         def _run_token(

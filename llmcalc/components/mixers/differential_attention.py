@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class DifferentialAttention(WindowedMixer):
         memo_key = f"keys and values of {self.sharing_key_of()}"
         if self.kv_shared:
             empty_keys_and_values = (
-                Value(x.rows, (kv_heads, head_dim), fixed=True),
+                Value(x.rows, (kv_heads, head_dim), is_constant=True),
             ) * 2  # nothing: the layer is recorded alone
             keys, values = recorder.memo.get(memo_key, empty_keys_and_values)
             return keys.view(*recorder.part_on_rank((kv_heads, head_dim))), values.view(
@@ -208,29 +208,29 @@ def _reference_class() -> type[nn.Module]:
             q, k = (getattr(self, f"lambda_{projection_letter}{factor_index}").weight for projection_letter in "qk")
             return (q * k).sum().exp()
 
-        def _rotate(self, projection: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _rotate(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
             heads, position = self._split_heads(projection, x), self.spec.position
-            return heads if position is None else position.rotate_heads(heads, forward_context, forward_context.past)
+            return heads if position is None else position.rotate_heads(heads, pass_state, pass_state.past_tokens)
 
-        def _keys_and_values(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or the shared keys and values of the nearest lower layer."""
             spec = self.spec
             sharing_key = "differential", spec.num_key_value_heads, spec.head_dim, spec.sliding_window
             if spec.kv_shared:
-                shape = x.shape[0], spec.num_key_value_heads, forward_context.past + x.shape[1], spec.head_dim
+                shape = x.shape[0], spec.num_key_value_heads, pass_state.past_tokens + x.shape[1], spec.head_dim
                 zero_keys_and_values = x.new_zeros(shape), x.new_zeros(shape)  # the layer runs alone
-                return forward_context.memo.get(sharing_key, zero_keys_and_values)
+                return pass_state.shared_values.get(sharing_key, zero_keys_and_values)
             keys_and_values: tuple[Tensor, Tensor] = self.cache(
-                forward_context, self._rotate("k", x, forward_context), self._split_heads("v", x)
+                pass_state, self._rotate("k", x, pass_state), self._split_heads("v", x)
             )
-            if forward_context.lends:
-                forward_context.memo[sharing_key] = keys_and_values
+            if pass_state.shares_keys:
+                pass_state.shared_values[sharing_key] = keys_and_values
             return keys_and_values
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            q = self._rotate("q", x, forward_context)
-            k, v = self._keys_and_values(x, forward_context)
-            mask = attention_mask(forward_context, x, k, causal=True, window=self.spec.sliding_window)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            q = self._rotate("q", x, pass_state)
+            k, v = self._keys_and_values(x, pass_state)
+            mask = attention_mask(pass_state, x, k, causal=True, window=self.spec.sliding_window)
             first_values, second_values = (
                 self._for_each_query_head(half_values.repeat(1, 2, 1, 1))[0] for half_values in v.chunk(2, 1)
             )

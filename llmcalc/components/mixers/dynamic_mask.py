@@ -19,7 +19,7 @@ from ...workload.with_past import RowsWithPast
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, apply_dropout, attention_mask, cache_class, vector_module
+from ..runtime import PassState, apply_dropout, attention_mask, cache_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class DynamicMaskAttention(WindowedMixer):
         recorder.hold(q=q, k=k, v=v)
         recorder.mask(q, k, causal=True, window=window)
         with recorder.function():
-            key_rows = RowsWithPast(of=x.rows, window=window)
+            key_rows = RowsWithPast(source_rows=x.rows, window=window)
             step_sizes = recorder.act(recorder.linear("dt_proj", v, kv_heads, bias=has_bias, rows=key_rows), "softplus")
             recorder.hold(steps=step_sizes)
             key_strength = recorder.act(recorder.mul(step_sizes, recorder.vector("A", kv_heads)), "exp")
@@ -148,16 +148,12 @@ def _reference_class() -> type[nn.Module]:
             ]
             return torch.full_like(mask, float("-inf")).scatter(-1, strongest_keys, mask.gather(-1, strongest_keys))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            q = spec.position.rotate_heads(
-                self.q_norm(self._split_heads("q", x)), forward_context, forward_context.past
-            )
-            k = spec.position.rotate_heads(
-                self.k_norm(self._split_heads("k", x)), forward_context, forward_context.past
-            )
-            k, v = self.cache(forward_context, k, self._split_heads("v", x))
-            mask = self._learned_mask(v, attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window))
+            q = spec.position.rotate_heads(self.q_norm(self._split_heads("q", x)), pass_state, pass_state.past_tokens)
+            k = spec.position.rotate_heads(self.k_norm(self._split_heads("k", x)), pass_state, pass_state.past_tokens)
+            k, v = self.cache(pass_state, k, self._split_heads("v", x))
+            mask = self._learned_mask(v, attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window))
             k, v, mask = self._for_each_query_head(k, v, mask)
             attn_output = self.core(q, k, v, mask)
             return self.o_proj(attn_output.transpose(1, 2).flatten(2))

@@ -35,7 +35,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardContext, attention_mask, cache_class, vector_module, with_sink_scores
+from ..runtime import PassState, attention_mask, cache_class, vector_module, with_sink_scores
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -264,27 +264,27 @@ def entry_attention_class() -> Any:
             if spec.compress_rate is not None:
                 self.entry_core = single_key_core_class()()
 
-        def _rotate(self, x: Tensor, forward_context: ForwardContext, is_inverse: bool = False) -> Tensor:
+        def _rotate(self, x: Tensor, pass_state: PassState, is_inverse: bool = False) -> Tensor:
             rope_dim, rope_theta = self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-            return rotate(x, forward_context, forward_context.past, rope_dim, rope_theta, is_inverse)
+            return rotate(x, pass_state, pass_state.past_tokens, rope_dim, rope_theta, is_inverse)
 
         def _entries_and_mask(
-            self, x: Tensor, compressed_query: Tensor, forward_context: ForwardContext
+            self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             """Returns the entries, and the mask [.., tokens, entries] of the entries that each token attends to."""
             raise NotImplementedError
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             compressed_query = self.q_a_norm(self.q_a_proj(x))
             q = self.q_b_proj(compressed_query).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            q = self._rotate(self.unit(q), forward_context)
-            (k,) = self.cache(forward_context, self._rotate(self.kv_norm(self.kv_proj(x)), forward_context))
+            q = self._rotate(self.unit(q), pass_state)
+            (k,) = self.cache(pass_state, self._rotate(self.kv_norm(self.kv_proj(x)), pass_state))
             key_count = k.shape[1]
-            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
+            mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             scores, kv_entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
-                kv_entries, entry_mask = self._entries_and_mask(x, compressed_query, forward_context)
+                kv_entries, entry_mask = self._entries_and_mask(x, compressed_query, pass_state)
                 scores = torch.cat([scores, self.entry_core(q, kv_entries)], -1)
             scores = scores * spec.head_dim**-0.5
             if kv_entries is not None:
@@ -295,7 +295,7 @@ def entry_attention_class() -> Any:
             if kv_entries is not None:
                 attn_output = attn_output + self.entry_core(q, kv_entries, attention_weights[..., key_count:])
             attn_output = (
-                self._rotate(attn_output, forward_context, is_inverse=True)
+                self._rotate(attn_output, pass_state, is_inverse=True)
                 .transpose(1, 2)
                 .flatten(2)
                 .unflatten(-1, (spec.o_groups, -1))

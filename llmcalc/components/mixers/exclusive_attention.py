@@ -28,7 +28,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, attention_mask, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -149,16 +149,16 @@ def _reference_class() -> type[nn.Module]:
             self.alpha = vector_module(torch.zeros(spec.num_attention_heads))
             self.gate_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.head_dim, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             q, k, v = (self._split_heads(projection, x) for projection in "qkv")
             q, k = (
-                spec.position.rotate_heads(norm(heads), forward_context, 0)
+                spec.position.rotate_heads(norm(heads), pass_state, 0)
                 for norm, heads in ((self.q_norm, q), (self.k_norm, k))
             )
-            v = v + forward_context.memo["value_embeddings"] if spec.adds_embeddings else v
+            v = v + pass_state.shared_values["value_embeddings"] if spec.adds_embeddings else v
             k, v = self._for_each_query_head(k, v)
-            mask = attention_mask(forward_context, x, x, causal=False, window=spec.sliding_window)
+            mask = attention_mask(pass_state, x, x, causal=False, window=spec.sliding_window)
             attn_output = self.core(q, k, v, mask)
             unit_value = nn.functional.normalize(v.float(), dim=-1).to(attn_output.dtype)
             removed_fraction = torch.tanh(self.alpha.weight)[:, None, None] * (attn_output * unit_value).sum(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ModelProperties, TokenMixer
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,7 +51,7 @@ def _reference_class() -> type[nn.Module]:
     class FourierReference(nn.Module):
         """Returns the real part of x's two-dimensional Fourier transform. x: [batch, tokens, hidden] → same shape."""
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             return torch.fft.fft2(x.float()).real.to(x.dtype)
 
     return FourierReference

@@ -32,7 +32,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class, vector_module
+from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type=spec.norm_type, eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(self.value_width, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             dk, dv = self.head_dims
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            convolution_output = F.silu(self.conv1d(qkv, forward_context, self.conv_state)).transpose(1, 2)
+            convolution_output = F.silu(self.conv1d(qkv, pass_state, self.conv_state)).transpose(1, 2)
             q, k, v = convolution_output.split([self.key_width, self.key_width, self.value_width], -1)
             q, k = (
                 vectors.unflatten(-1, (-1, dk)).transpose(1, 2).repeat_interleave(self.group, 1) for vectors in (q, k)
@@ -187,7 +187,7 @@ def _reference_class() -> type[nn.Module]:
                 decay.transpose(1, 2)[..., None],
                 beta.transpose(1, 2),
             )
-            scan_output = self.core(q, k, v, decay, beta, forward_context, self.recurrent_state)
+            scan_output = self.core(q, k, v, decay, beta, pass_state, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate
             return self.o_proj(normed_output.flatten(2))

@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ..base import Flag, ModelProperties
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution
-from ..runtime import ForwardContext, attention_mask, recurrent_state_class, vector_module
+from ..runtime import PassState, attention_mask, recurrent_state_class, vector_module
 from .profile_attention import ProfileAttention, profile_attention_class
 
 if TYPE_CHECKING:
@@ -143,11 +143,11 @@ def _reference_class() -> type[nn.Module]:
             self.weight_proj = nn.Linear(hidden_size, heads * kernel, bias=False)
             self.conv_state: Any = recurrent_state_class()()
 
-        def forward(self, x: Tensor, token: Tensor, forward_context: ForwardContext) -> Tensor:
-            stored_rows = self.conv_state.load(forward_context)
+        def forward(self, x: Tensor, token: Tensor, pass_state: PassState) -> Tensor:
+            stored_rows = self.conv_state.load(pass_state)
             earlier_rows = x.new_zeros(x.shape[0], self.kernel, x.shape[-1]) if stored_rows is None else stored_rows[0]
             rows_with_past = torch.cat([earlier_rows, x], 1)
-            self.conv_state.keep(forward_context, rows_with_past[:, -self.kernel :])
+            self.conv_state.keep(pass_state, rows_with_past[:, -self.kernel :])
             windows = rows_with_past[:, 1:].unfold(1, self.kernel, 1)  # [batch, tokens, width, kernel]
             filter_taps = (
                 self.weight_proj(token).unflatten(-1, (self.heads, self.kernel)).repeat_interleave(self.size, -2)
@@ -185,33 +185,31 @@ def _reference_class() -> type[nn.Module]:
             self.v_norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-6), head_dim)
             self.core = SoftmaxProducts()
 
-        def _convolve_heads(self, projection_letter: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _convolve_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns keys or values by head, [batch, heads, tokens, size]."""
             token = [x] if self.spec.dynamic_convolutions else []
             conv_output = self.get_submodule(f"{projection_letter}_conv")(
-                self.get_submodule(f"{projection_letter}_proj")(x), *token, forward_context
+                self.get_submodule(f"{projection_letter}_proj")(x), *token, pass_state
             )
             return conv_output.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
         def forward(
             self,
             x: Tensor,
-            forward_context: ForwardContext,
+            pass_state: PassState,
             key_input: Tensor | None = None,
             value_input: Tensor | None = None,
         ) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             q = self.q_proj(x).unflatten(-1, (heads, -1)) * self.q_scale.weight
-            k = self._convolve_heads("k", x if key_input is None else key_input, forward_context)
-            v = self._convolve_heads("v", x if value_input is None else value_input, forward_context)
+            k = self._convolve_heads("k", x if key_input is None else key_input, pass_state)
+            v = self._convolve_heads("v", x if value_input is None else value_input, pass_state)
             q = limit_norm(q, 512**0.5).transpose(1, 2)
-            k, v = self.cache(forward_context, limit_norm(k, 512**0.5), self.v_norm(v))
-            end_position = forward_context.past + x.shape[1]
-            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
+            k, v = self.cache(pass_state, limit_norm(k, 512**0.5), self.v_norm(v))
+            end_position = pass_state.past_tokens + x.shape[1]
+            mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (heads, -1)) * self.share_scale.weight
-            bias = self.bias_of(
-                limit_norm(profile_weights, 8.0).transpose(1, 2), forward_context, end_position, k.shape[2]
-            )
+            bias = self.bias_of(limit_norm(profile_weights, 8.0).transpose(1, 2), pass_state, end_position, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             attn_output = self.core(q, k, v, mask, bias, self.sink_proj(x).transpose(1, 2)).transpose(1, 2).flatten(2)
             return self.o_proj(attn_output * self.gate_proj(x).sigmoid())

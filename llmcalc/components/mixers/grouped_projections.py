@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, ModelProperties, SingleWidthNetwork, StackPosition, Width
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardContext, attention_mask, softmax_core_class
+from ..runtime import PassState, attention_mask, softmax_core_class
 from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
@@ -149,12 +149,12 @@ def _attention_class() -> type[nn.Module]:
             self.o_proj = _grouped_convolution(hidden_size, hidden_size, spec.o_groups)
             self.core = softmax_core_class()()
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (
                 _apply_convolution(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
-            mask = attention_mask(forward_context, x, x, causal=False)
+            mask = attention_mask(pass_state, x, x, causal=False)
             return _apply_convolution(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference
@@ -173,7 +173,7 @@ def _network_class() -> type[nn.Module]:
             self.up_proj = _grouped_convolution(hidden_size, spec.intermediate_size, spec.up_groups)
             self.down_proj = _grouped_convolution(spec.intermediate_size, hidden_size, spec.down_groups)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext | None = None) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:
             return _apply_convolution(self.down_proj, activate(self.act, _apply_convolution(self.up_proj, x)))
 
     return GroupedFeedForwardReference

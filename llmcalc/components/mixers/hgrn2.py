@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED, ChunkSize, Flag, Heads, HeadSizes, ModelProperties, PartWitness, Real, TokenMixer
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS
 from .gated_delta_net import LinearKeyDim, LinearValueDim
 from .linear_attention import linear_attention_class, record_linear_attention
@@ -139,14 +139,14 @@ def _reference_class() -> type[nn.Module]:
             bound = bound - bound if self.is_first else bound
             return gate * (1 - bound) + bound
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, retained, scan_input = F.silu(self.q_proj(x)), self._retained(self.f_proj(x)), self.i_proj(x)
             scan_output = self.core(
                 self._split_heads(q),
                 self._split_heads(1 - retained),
                 self._split_heads(scan_input),
                 self._split_heads(retained.log()),
-                forward_context,
+                pass_state,
                 self.recurrent_state,
             )
             return self.o_proj(self.norm(scan_output.transpose(1, 2).flatten(2).to(x.dtype)))

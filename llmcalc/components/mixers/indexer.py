@@ -20,7 +20,7 @@ from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWi
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardContext, cache_class
+from ..runtime import PassState, cache_class
 from .position_scale import position_scale_class, scale_by_position
 
 if TYPE_CHECKING:
@@ -133,21 +133,21 @@ def indexer_reference_class() -> type[nn.Module]:
             self.weights_proj = nn.Linear(hidden_size, spec.index_n_heads, bias=False)
             self.cache, self.core = cache_class()(), indexer_core_class()()
 
-        def _rotate_heads(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _rotate_heads(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Applies RoPE to the first dimensions of x: [batch, …, tokens, d]."""
-            return rotate(x, forward_context, forward_context.past, self.rope, self.theta) if self.rope else x
+            return rotate(x, pass_state, pass_state.past_tokens, self.rope, self.theta) if self.rope else x
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             if spec.input_norm is not None:
                 compressed_query = self.input_norm(x)
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)
             if spec.position_scale:
-                q = self.position_scale(q, forward_context)
-            k, head_weights = self._rotate_heads(self.k_norm(self.k_proj(x)), forward_context), self.weights_proj(x)
-            (k,) = self.cache(forward_context, k)
-            scores = self.core(self._rotate_heads(q, forward_context).transpose(1, 2), k, head_weights).float()
+                q = self.position_scale(q, pass_state)
+            k, head_weights = self._rotate_heads(self.k_norm(self.k_proj(x)), pass_state), self.weights_proj(x)
+            (k,) = self.cache(pass_state, k)
+            scores = self.core(self._rotate_heads(q, pass_state).transpose(1, 2), k, head_weights).float()
             ranked_tokens = scores.masked_fill(~mask, float("-inf")).sort(dim=-1, descending=True, stable=True).indices
             return ranked_tokens[..., : spec.index_topk]
 

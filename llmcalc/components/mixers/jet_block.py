@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution
 from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_delta_rule
 from .gated_delta_net import LinearKeyDim, LinearValueDim, LinearValueHeads
 
@@ -114,12 +114,12 @@ def _reference_class() -> type[nn.Module]:
         state: the module that keeps the last `kernel` inputs of each channel.
         """
 
-        def forward(self, x: Tensor, filters: Tensor, forward_context: ForwardContext, state_module: Any) -> Tensor:
+        def forward(self, x: Tensor, filters: Tensor, pass_state: PassState, state_module: Any) -> Tensor:
             kernel = filters.shape[-1]
-            stored_input = state_module.load(forward_context)
+            stored_input = state_module.load(pass_state)
             earlier_inputs = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
             tokens_with_past = torch.cat([earlier_inputs, x], 1)
-            state_module.keep(forward_context, tokens_with_past[:, -kernel:])
+            state_module.keep(pass_state, tokens_with_past[:, -kernel:])
             windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
@@ -145,10 +145,10 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             key_dim, value_dim = self.head_dims
             filters = self.w2(F.silu(self.w1(x))).unflatten(-1, (-1, self.kernel))
-            v = F.silu(self.convolution(self.v_proj(x), filters, forward_context, self.conv_state))
+            v = F.silu(self.convolution(self.v_proj(x), filters, pass_state, self.conv_state))
             q, k = (
                 F.silu(projection(x)).unflatten(-1, (-1, key_dim)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj)
@@ -157,7 +157,7 @@ def _reference_class() -> type[nn.Module]:
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             v_heads = v.unflatten(-1, (-1, value_dim)).transpose(1, 2)
             decay = decay.transpose(1, 2)[..., None]
-            scan_output = self.core(q, k, v_heads, decay, beta, forward_context, self.recurrent_state)
+            scan_output = self.core(q, k, v_heads, decay, beta, pass_state, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, value_dim)))
             return self.o_proj((self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate).flatten(2))
 

@@ -30,7 +30,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class, vector_module
+from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
 from .grouped_query import check_key_heads
 
@@ -209,9 +209,9 @@ def _reference_class() -> type[nn.Module]:
                 else self.lower_bound * (decay_rate * decay_logits).sigmoid()
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)
-            q, k, v = F.silu(self.conv1d(qkv, forward_context, self.conv_state)).transpose(1, 2).chunk(3, -1)
+            q, k, v = F.silu(self.conv1d(qkv, pass_state, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             attn_output = self.core(
                 self._split_heads(q),
@@ -219,7 +219,7 @@ def _reference_class() -> type[nn.Module]:
                 self._split_heads(v),
                 self._log_decay(x),
                 beta,
-                forward_context,
+                pass_state,
                 self.recurrent_state,
             )
             normed_output = (

@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, cache_class, product_class
+from ..runtime import PassState, cache_class, product_class
 from ..target_states import DFLASH
 from .grouped_query import OptionalWindowMixer
 from .mla import expansion_class
@@ -103,7 +103,7 @@ class LatentContextAttention(OptionalWindowMixer):
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
-        joint_rows = ConcatenatedRows(first=x.rows, second=target_states.rows)
+        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
         projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=joint_rows)
         latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
@@ -121,7 +121,7 @@ class LatentContextAttention(OptionalWindowMixer):
         context_keys = recorder.cat(context_c, context_rope, axes=(key_axis,))
         core_sizes = heads.size, latent.size + rope_axis.size, latent.size
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
-        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(of=x.rows))
+        block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(source_rows=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
         attn_output = recorder.add(
             attn_output, recorder.core("block_core", block_core, q, own_keys, normed_latents, axes=(heads, latent))
@@ -178,21 +178,21 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.block_core = product_class()(), product_class()()
             self.cache = cache_class()(spec.sliding_window)
 
-        def _latents_and_keys(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
+        def _latents_and_keys(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Returns the latents and the rotated keys of x, [batch, tokens, …]."""
             latents, keys = self.kv_a_proj(x).split([self.spec.kv_lora_rank, self.spec.qk_rope_head_dim], -1)
-            return self.kv_a_norm(latents), self.spec.position.rotate_heads(keys, forward_context, forward_context.past)
+            return self.kv_a_norm(latents), self.spec.position.rotate_heads(keys, pass_state, pass_state.past_tokens)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(self.q_a_norm(self.q_a_proj(x)))
             q = q.unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
             q_nope, q_rope = q.split([spec.qk_nope_head_dim, spec.qk_rope_head_dim], -1)
-            q_rope = spec.position.rotate_heads(q_rope, forward_context, forward_context.past)
+            q_rope = spec.position.rotate_heads(q_rope, pass_state, pass_state.past_tokens)
             q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
-            latents, keys = self._latents_and_keys(x, forward_context)
+            latents, keys = self._latents_and_keys(x, pass_state)
             context_latents, context_keys = self.cache(
-                forward_context, *self._latents_and_keys(forward_context.memo["target_states"], forward_context)
+                pass_state, *self._latents_and_keys(pass_state.shared_values["target_states"], pass_state)
             )
             scores = [
                 attention_core(q, torch.cat([core_latents, k], -1)[:, None].transpose(-1, -2))

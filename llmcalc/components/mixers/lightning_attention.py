@@ -27,7 +27,7 @@ from ..base import (
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, recurrent_state_class
+from ..runtime import PassState, recurrent_state_class
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -187,25 +187,25 @@ def _reference_class() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), heads_width)
             self.o_proj = nn.Linear(heads_width, hidden_size, bias=spec.o_bias)
 
-        def _split_heads(self, projection_letter: str, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _split_heads(self, projection_letter: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the heads of queries, keys or values, [batch, heads, tokens, d]. x: the projection's output."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1))
             if hasattr(self, f"{projection_letter}_norm"):
                 heads = self.get_submodule(f"{projection_letter}_norm")(heads)
             heads = heads.transpose(1, 2)
             if self.spec.position is not None and projection_letter != "v":
-                heads = self.spec.position.rotate_heads(heads, forward_context, forward_context.past)
+                heads = self.spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens)
             return activate(self.act, heads)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             projections = {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
             q, k, v = (
-                self._split_heads(letter, projected_x, forward_context) for letter, projected_x in projections.items()
+                self._split_heads(letter, projected_x, pass_state) for letter, projected_x in projections.items()
             )
             del projections
-            stored_state = self.recurrent_state.only_tensor(forward_context)
+            stored_state = self.recurrent_state.only_tensor(pass_state)
             attn_output, recurrent_state = self.core(q, k, v, stored_state)
-            self.recurrent_state.keep(forward_context, recurrent_state)
+            self.recurrent_state.keep(pass_state, recurrent_state)
             normed_output = self.norm(attn_output.transpose(1, 2).flatten(2))
             return self.o_proj(self.g_proj(x).sigmoid() * normed_output)
 

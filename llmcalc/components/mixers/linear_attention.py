@@ -29,7 +29,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class
+from ..runtime import PassState, recurrent_state_class
 from .delta_rule import CHUNK_TOKENS
 from .gated_delta_net import LinearKeyDim, LinearValueDim
 
@@ -160,7 +160,7 @@ def linear_attention_reference() -> Any:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
-        def _positioned(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _positioned(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns queries or keys with their positions, if there are any."""
             return x
 
@@ -177,17 +177,17 @@ def linear_attention_reference() -> Any:
             group_size = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group_size == 1 else x.repeat_interleave(group_size, 1)
 
-        def _mapped_heads(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _mapped_heads(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns heads of queries or keys after the feature map, with their positions."""
             heads = self._split_heads(x, self.spec.linear_key_head_dim)
             mapped_heads = heads if self.spec.feature_map is None else activate(self.spec.feature_map, heads)
-            return self._positioned(mapped_heads, forward_context)
+            return self._positioned(mapped_heads, pass_state)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            q = self._mapped_heads(self.q_proj(x), forward_context)
-            k = self._for_each_query_head(self._mapped_heads(self.k_proj(x), forward_context))
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            q = self._mapped_heads(self.q_proj(x), pass_state)
+            k = self._for_each_query_head(self._mapped_heads(self.k_proj(x), pass_state))
             v = self._for_each_query_head(self._split_heads(self.v_proj(x), self.spec.linear_value_head_dim))
-            scan_output = self.core(q, k, v, self._log_decay(x), forward_context, self.recurrent_state)
+            scan_output = self.core(q, k, v, self._log_decay(x), pass_state, self.recurrent_state)
             output = self.norm(scan_output.transpose(1, 2).to(x.dtype)).flatten(2)
             if self.g_proj is not None:
                 output = output * F.silu(self.g_proj(x))
@@ -213,12 +213,10 @@ def linear_attention_class() -> type[nn.Module]:
             super().__init__()
             self.chunk = chunk_size
 
-        def forward(
-            self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, forward_context: ForwardContext, state: Any
-        ) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, pass_state: PassState, state: Any) -> Tensor:
             q, k, v, g = (x.float() for x in (q, k, v, g))
             q = q * q.shape[-1] ** -0.5
-            stored_state = state.only_tensor(forward_context)
+            stored_state = state.only_tensor(pass_state)
             if stored_state is not None and q.shape[2] == 1:
                 new_state = stored_state * g.exp().transpose(-1, -2) + k.transpose(-1, -2) @ v
                 scan_output = q @ new_state
@@ -227,7 +225,7 @@ def linear_attention_class() -> type[nn.Module]:
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored_state is None else stored_state
                 )
                 scan_output, new_state = self._run_chunks(q, k, v, g, old_state)
-            state.keep(forward_context, new_state)
+            state.keep(pass_state, new_state)
             return scan_output
 
         def _run_chunks(

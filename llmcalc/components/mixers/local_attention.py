@@ -29,7 +29,7 @@ from ..base import (
     Window,
 )
 from ..norm import Norm
-from ..runtime import ForwardContext, apply_dropout
+from ..runtime import PassState, apply_dropout
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class LocalAttention(MultiHeadMixer):
             global_block = self.global_block_size
             sum_op, sum_rows = (
                 ops.BlockSumMatmul(x.width, global_block, x.rows),
-                BlockRows(of=x.rows, block_rows=global_block),
+                BlockRows(source_rows=x.rows, block_rows=global_block),
             )
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
@@ -94,7 +94,7 @@ class LocalAttention(MultiHeadMixer):
                 block_sums if self.global_norm is None else recorder.part("global_norm", self.global_norm, block_sums)
             )
             kv_input = recorder.cat(
-                x, block_sums, axes=x.axes, rows=RowsWithBlockSummaries(of=x.rows, block_rows=global_block)
+                x, block_sums, axes=x.axes, rows=RowsWithBlockSummaries(source_rows=x.rows, block_rows=global_block)
             )
             recorder.hold(read=kv_input)
         block_size = self.local_radius + 1
@@ -197,34 +197,30 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             return x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
 
-        def compute_shared_bias(self, x: Tensor, forward_context: ForwardContext) -> None:
+        def compute_shared_bias(self, x: Tensor, pass_state: PassState) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
-            self._shared_bias(forward_context, x.shape[1], x.device)
+            self._shared_bias(pass_state, x.shape[1], x.device)
 
-        def _shared_bias(
-            self, forward_context: ForwardContext, tokens: int, device: Any
-        ) -> tuple[Tensor, Tensor | None]:
+        def _shared_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             memo_key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            return forward_context.compute_once(memo_key, lambda: self._mask_and_bias(forward_context, tokens, device))
+            return pass_state.compute_once(memo_key, lambda: self._mask_and_bias(pass_state, tokens, device))
 
-        def _index_block_sums(self, forward_context: ForwardContext, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
+        def _index_block_sums(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
             """Returns the index of each token's block sum, and the indices of all sums."""
             block_size = self.spec.global_block_size
             assert block_size is not None
             last_sum_index = tokens // block_size - 1
-            sum_index: Tensor = forward_context.compute_once(
+            sum_index: Tensor = pass_state.compute_once(
                 ("of_token", tokens, block_size),
-                lambda: (forward_context.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
+                lambda: (pass_state.positions(0, tokens, device) // block_size).clamp(max=last_sum_index),
             )
-            return sum_index, forward_context.positions(0, last_sum_index + 1, device)
+            return sum_index, pass_state.positions(0, last_sum_index + 1, device)
 
-        def _mask_and_bias(
-            self, forward_context: ForwardContext, tokens: int, device: Any
-        ) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, pass_state: PassState, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask [blocks, 1, block, keys] of each query's keys, and the bias on the scores."""
             radius = self.spec.local_radius
             # 0 marks padding
-            positions = self._split_into_blocks(forward_context.positions(0, tokens, device)[None] + 1)
+            positions = self._split_into_blocks(pass_state.positions(0, tokens, device)[None] + 1)
             keys = self._join_neighbours(positions)
             key_offsets = torch.arange(-radius - 1, 2 * radius + 2, device=device)
             local_mask = ((key_offsets[None] - key_offsets[radius + 1 : 2 * radius + 2, None]).abs() <= radius) & (
@@ -233,23 +229,23 @@ def _reference_class() -> type[nn.Module]:
             mask = local_mask[:, None]
             bias = (
                 None
-                if forward_context.bias is None
-                else forward_context.bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
+                if pass_state.score_bias is None
+                else pass_state.score_bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
             )
             if self.spec.global_block_size is not None:
-                sum_index, sum_positions = self._index_block_sums(forward_context, tokens, device)
+                sum_index, sum_positions = self._index_block_sums(pass_state, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)
                 if bias is not None:
                     block_sum_bias = self._split_into_blocks(
-                        forward_context.bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
+                        pass_state.score_bias.blocks(sum_index, sum_positions).permute(1, 0, 2)[None]
                     )[0].transpose(1, 2)
                     bias = torch.cat([bias.expand(block_sum_bias.shape[0], -1, -1, -1), block_sum_bias], -1)
             return mask, bias
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             tokens, kv_input = x.shape[1], x
             if self.spec.global_block_size is not None:
-                block_sums = self.sums(x, *self._index_block_sums(forward_context, tokens, x.device))
+                block_sums = self.sums(x, *self._index_block_sums(pass_state, tokens, x.device))
                 kv_input = torch.cat(
                     [x, self.global_norm(block_sums) if hasattr(self, "global_norm") else block_sums], 1
                 )
@@ -258,7 +254,7 @@ def _reference_class() -> type[nn.Module]:
                 self._gather_block_keys(self.get_submodule(projection)(kv_input), tokens)
                 for projection in ("k_proj", "v_proj")
             )
-            mask, bias = self._shared_bias(forward_context, tokens, x.device)
+            mask, bias = self._shared_bias(pass_state, tokens, x.device)
             attn_output = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             return self.o_proj(attn_output.flatten(2))
 

@@ -21,7 +21,7 @@ from ...workload.rows import RoutedRows
 from ..base import PUBLISHED, Flag, Heads, Inner, Kernel, ModelProperties, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,7 +116,7 @@ class Mamba(TokenMixer):
                 c = recorder.norm("c_norm", c, self.norm)
             return recorder.linear("dt_proj", time_step, inner_axis, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = inner_x.view(channels, new_rows=RoutedRows(of=inner_x.rows, top_k=a))
+        head_rows = inner_x.view(channels, new_rows=RoutedRows(source_rows=inner_x.rows, top_k=a))
         time_step, b, c = recorder.split(
             recorder.experts("x_proj", head_rows, heads, a, JoinedShapes(split_shapes)), *split_shapes
         )
@@ -236,24 +236,24 @@ def _reference_class() -> type[nn.Module]:
             self.scan = SelectiveScanModule(inner_width, spec.state_size)
             self.out_proj = nn.Linear(inner_width, hidden_size, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, heads = self.spec, self.spec.num_heads or 1
             inner_x, gate = self.in_proj(x).chunk(2, -1)
             inner_x = activate(
-                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), forward_context, self.conv_state)
+                spec.hidden_act, self.conv1d(inner_x.transpose(1, 2), pass_state, self.conv_state)
             ).transpose(1, 2)
             split_widths = [spec.time_step_rank, spec.state_size, spec.state_size]
             time_step, b, c = self.x_proj(inner_x).unflatten(-1, (heads, -1)).split(split_widths, -1)
             if spec.norm is not None:
                 time_step, b, c = self.dt_norm(time_step), self.b_norm(b), self.c_norm(c)
             time_step = nn.functional.softplus(self.dt_proj(time_step.flatten(2)))
-            stored_state = self.ssm_state.only_tensor(forward_context)
+            stored_state = self.ssm_state.only_tensor(pass_state)
             scan_output, last_state = self.scan(
                 inner_x, time_step, b.repeat_interleave(inner_x.shape[-1] // heads, 2), c, stored_state
             )
-            self.ssm_state.keep(forward_context, last_state)
+            self.ssm_state.keep(pass_state, last_state)
             if spec.lends_output:
-                forward_context.memo["scan output"] = scan_output
+                pass_state.shared_values["scan output"] = scan_output
             return self.out_proj(scan_output * activate(spec.hidden_act, gate))
 
     return MambaReference

@@ -31,7 +31,7 @@ from ..base import (
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Mamba2(TokenMixer):
             "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
         recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
-        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.parts)
+        inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
         scan_output = recorder.alternatives(
@@ -278,23 +278,23 @@ def _reference_class() -> type[nn.Module]:
             scan_output = self.norm(scan_output)
             return scan_output * gate_values if self.spec.norm_before_gate else scan_output
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             inner_width, group_width = spec.num_heads * spec.head_dim, spec.n_groups * spec.state_size
             gate, convolution_output, time_step = self.in_proj(x).split(
                 [inner_width, inner_width + 2 * group_width, spec.num_heads], -1
             )
             convolution_output = activate(
-                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), forward_context, self.conv_state)
+                spec.hidden_act, self.conv1d(convolution_output.transpose(1, 2), pass_state, self.conv_state)
             ).transpose(1, 2)
             x, b, c = convolution_output.split([inner_width, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (
                 tensor.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for tensor in (b, c)
             )
-            stored_state = self.ssm_state.only_tensor(forward_context)
+            stored_state = self.ssm_state.only_tensor(pass_state)
             scan_output, last_state = self.scan(x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state)
-            self.ssm_state.keep(forward_context, last_state)
+            self.ssm_state.keep(pass_state, last_state)
             return self.out_proj(self._gated_output(scan_output.flatten(2), gate))
 
     return Mamba2Reference

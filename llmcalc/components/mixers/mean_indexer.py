@@ -19,7 +19,7 @@ from ..base import AttentionFields, ModelProperties, PartWitness
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardContext, cache_class
+from ..runtime import PassState, cache_class
 from .block_indexer import BlockIndexer, require_all_earlier_tokens
 
 if TYPE_CHECKING:
@@ -116,12 +116,12 @@ def _reference_class() -> type[nn.Module]:
             self.cache, self.core = cache_class()(), KeyScores()
 
         @torch.no_grad()
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, tokens, block = self.spec, x.shape[1], self.spec.index_block_size
             head_dim = spec.index_head_dim
             q = self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1))).transpose(1, 2)
-            q = rotate(q, forward_context, forward_context.past, head_dim, self.theta).transpose(1, 2)
-            (keys,) = self.cache(forward_context, self.k_proj(x))
+            q = rotate(q, pass_state, pass_state.past_tokens, head_dim, self.theta).transpose(1, 2)
+            (keys,) = self.cache(pass_state, self.k_proj(x))
             block_count = keys.shape[1] // block
             block_means = self.k_norm(keys[:, : block_count * block].unflatten(1, (block_count, block)).mean(2))
             block_starts = torch.arange(block_count, device=x.device) * block
@@ -131,14 +131,14 @@ def _reference_class() -> type[nn.Module]:
             block_means = torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], -1)
             scores = torch.relu(self.core(q, block_means)).sum(2) * head_dim**-0.5
             visible_tokens = (
-                forward_context.positions(forward_context.past, forward_context.past + tokens, x.device)[:, None] + 1
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )
             is_complete = torch.arange(block_count, device=x.device) < visible_tokens // block
             ranked_blocks = scores.masked_fill(~is_complete, float("-inf")).sort(-1, descending=True).indices
             chosen_blocks = ranked_blocks[..., : spec.index_topk_blocks]
             chosen_positions = (chosen_blocks[..., None] * block + torch.arange(block, device=x.device)).flatten(-2)
             if tokens == 1:
-                end_position = forward_context.past + 1
+                end_position = pass_state.past_tokens + 1
                 last_block_tokens = torch.arange(
                     end_position - end_position % block, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)
@@ -148,16 +148,16 @@ def _reference_class() -> type[nn.Module]:
             return torch.cat([chosen_positions, last_block_tokens], -1)
 
         def selected_keys_and_values(
-            self, x: Tensor, k: Tensor, v: Tensor, forward_context: ForwardContext
+            self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            selected_tokens, key_count, tokens = self(x, forward_context), k.shape[2], x.shape[1]
-            if forward_context.past and tokens == 1:
+            selected_tokens, key_count, tokens = self(x, pass_state), k.shape[2], x.shape[1]
+            if pass_state.past_tokens and tokens == 1:
                 selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
-            positions = forward_context.positions(forward_context.past, forward_context.past + tokens, x.device)
-            all_keys = forward_context.positions(0, key_count, x.device)
+            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)
+            all_keys = pass_state.positions(0, key_count, x.device)
             mask = torch.zeros(x.shape[0], tokens, key_count, dtype=torch.bool, device=x.device)
             mask = mask.scatter(-1, selected_tokens, True) & (all_keys <= positions[:, None])
             return k, v, mask[:, None]

@@ -14,7 +14,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Flag, Inner, ModelProperties, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .mamba import SCAN_OUTPUT
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class MemoryGate(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
         gate = recorder.act(recorder.linear("in_proj", x, inner_axis, bias=self.use_bias), self.hidden_act)
-        empty_value = Value(x.rows, gate.axes, fixed=True)  # nothing: the layer is recorded alone
+        empty_value = Value(x.rows, gate.axes, is_constant=True)  # nothing: the layer is recorded alone
         memory: Value = recorder.memo.get(SCAN_OUTPUT, empty_value)
         return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
@@ -72,9 +72,9 @@ def _reference_class() -> type[nn.Module]:
             self.in_proj = nn.Linear(hidden_size, intermediate_size, bias=spec.use_bias)
             self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=spec.use_bias)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             gate = activate(self.spec.hidden_act, self.in_proj(x))
-            memory = forward_context.memo.get("scan output", x.new_ones(1))
+            memory = pass_state.shared_values.get("scan output", x.new_ones(1))
             return self.out_proj(gate * memory)
 
     return MemoryGateReference

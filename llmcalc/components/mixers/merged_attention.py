@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Flag, HeadDim, Heads, KVHeads, ModelProperties, PartWitness, Real, StackPosition, Window
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext, apply_dropout, attention_mask, cache_class, product_class
+from ..runtime import PassState, apply_dropout, attention_mask, cache_class, product_class
 from .two_key_sets import TwoKeySetsMixer, two_key_sets_reference
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class MergedAttention(TwoKeySetsMixer):
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
-        joint_rows = ConcatenatedRows(first=x.rows, second=memory.rows)
+        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=memory.rows)
         keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
         own_keys = recorder.rope(normed_keys, self.position)
@@ -138,31 +138,33 @@ def _reference_class() -> type[nn.Module]:
             super().__init__(spec, hidden_size)
             self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
-        def _memory_keys_and_values(self, forward_context: ForwardContext) -> tuple[Tensor, ...]:
-            cached_tensors = None if forward_context.store is None else forward_context.store.get(self.cross_cache)
+        def _memory_keys_and_values(self, pass_state: PassState) -> tuple[Tensor, ...]:
+            cached_tensors = (
+                None if pass_state.cache_tensors is None else pass_state.cache_tensors.get(self.cross_cache)
+            )
             if cached_tensors is not None:
                 return cached_tensors
-            assert forward_context.memory is not None, "merged attention needs the encoder's output or a filled cache"
+            assert pass_state.memory is not None, "merged attention needs the encoder's output or a filled cache"
             return self.cross_cache(
-                forward_context,
-                self._split_heads("k", forward_context.memory),
-                self._split_heads("v", forward_context.memory),
+                pass_state,
+                self._split_heads("k", pass_state.memory),
+                self._split_heads("v", pass_state.memory),
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, tokens = self.spec, x.shape[1]
             q, k = (
-                spec.position.rotate_heads(self._split_heads(projection, x), forward_context, forward_context.past)
+                spec.position.rotate_heads(self._split_heads(projection, x), pass_state, pass_state.past_tokens)
                 for projection in ("q", "k")
             )
-            k, v = self.cache(forward_context, k, self._split_heads("v", x))
-            memory_k, memory_v = self._memory_keys_and_values(forward_context)
+            k, v = self.cache(pass_state, k, self._split_heads("v", x))
+            memory_k, memory_v = self._memory_keys_and_values(pass_state)
             k, v, memory_k, memory_v = self._for_each_query_head(k, v, memory_k, memory_v)
             scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
+            mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
             attn_weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))

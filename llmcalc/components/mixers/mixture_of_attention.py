@@ -33,7 +33,7 @@ from ..base import (
 )
 from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,7 +112,7 @@ class MixtureOfAttention(TokenMixer):
         attn_output = recorder.attention("core", q, k, v)
         recorder.hold(out=attn_output)
         routed_rows = recorder.dispatch(
-            attn_output.view(kv_heads, head_dim, new_rows=RoutedRows(of=x.rows, top_k=top_k)),
+            attn_output.view(kv_heads, head_dim, new_rows=RoutedRows(source_rows=x.rows, top_k=top_k)),
             top_experts,
             experts,
             top_k,
@@ -163,28 +163,28 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-        def _rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return self.spec.position.rotate_heads(x, forward_context, forward_context.past)
+        def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
             expert_weights, top_experts = self._route_tokens(x)
-            dispatcher = dispatch_class()(top_experts, forward_context.grouped_experts)
+            dispatcher = dispatch_class()(top_experts, pass_state.grouped_experts)
             routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             q = dispatcher.sort_by_token(self.q_proj(routed_rows, dispatcher.expert, group_ends)).view(
                 batch, tokens, -1
             )
-            q = self._rotate(self._split_heads(q), forward_context)
+            q = self._rotate(self._split_heads(q), pass_state)
             k, v = self.cache(
-                forward_context,
-                self._rotate(self._split_heads(self.k_proj(x)), forward_context),
+                pass_state,
+                self._rotate(self._split_heads(self.k_proj(x)), pass_state),
                 self._split_heads(self.v_proj(x)),
             )
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = attention_mask(forward_context, x, k, causal=True)
+            mask = attention_mask(pass_state, x, k, causal=True)
             attn_output = self.core(q, k, v, mask).transpose(1, 2)
             routed_rows = dispatcher.sort_by_expert(attn_output.reshape(batch * tokens * top_k, -1))
             attn_output = dispatcher.combine_outputs(

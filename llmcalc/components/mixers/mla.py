@@ -42,7 +42,7 @@ from ..choices import AnyIndexer
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped_query import OptionalWindowMixer
 from .indexer import Indexer
 from .output_gate import OutputGate, gate_values
@@ -217,7 +217,7 @@ class MLA(OptionalWindowMixer):
                 latents,
                 heads,
                 JoinedShapes(((nope_axis,), (head_axis,))),
-                rows=RowsWithPast(of=latents.rows, **attention_limits),
+                rows=RowsWithPast(source_rows=latents.rows, **attention_limits),
             )
             recorder.hold(expanded=keys_and_values)
             k_nope, values = recorder.split(keys_and_values, (heads, nope_axis), (heads, head_axis))
@@ -254,7 +254,7 @@ class MLA(OptionalWindowMixer):
         latent_key = self._latent_key()
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
-            empty_values = Value(x.rows, (latent,), fixed=True), Value(x.rows, (rope,), fixed=True)
+            empty_values = Value(x.rows, (latent,), is_constant=True), Value(x.rows, (rope,), is_constant=True)
             latest_latents = reversed(computed_latents)
             latents, k_rope = next(
                 ((latents, k_rope) for other_key, latents, k_rope in latest_latents if other_key == latent_key),
@@ -294,7 +294,7 @@ class MLA(OptionalWindowMixer):
         if not self.query_gate:
             return recorder.linear("q_b_proj", latents, heads, head), latents
         gate_input = recorder.cat(latents, raw_latent, axes=(JoinedShapes((latents.axes, raw_latent.axes)),))
-        query_and_gate = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.parts, (head_axis,))))
+        query_and_gate = recorder.linear("q_gate_proj", gate_input, heads, JoinedShapes((*head.shapes, (head_axis,))))
         return query_and_gate, latents
 
     def describe(self, hidden_size: int) -> str:
@@ -410,12 +410,12 @@ def _reference_class() -> type[nn.Module]:
                     model_properties, spec.q_lora_rank or hidden, rotary_dim, spec.position.rope_theta
                 )
 
-        def _rotate(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
             return (
                 x
                 if self.spec.mla_use_nope
                 else rotate(
-                    x, forward_context, forward_context.past, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
+                    x, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
                 )
             )
 
@@ -433,52 +433,52 @@ def _reference_class() -> type[nn.Module]:
             q = self.q_proj(x) if spec.q_lora_rank is None else self.q_b_proj(compressed_query)
             return q.unflatten(-1, head_shape), None, compressed_query
 
-        def _latent_and_key(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor, Tensor]:
+        def _latent_and_key(self, x: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor]:
             """Returns latents and rotary keys [batch, tokens, …], of this layer or shared by a lower layer."""
             spec = self.spec
             sharing_key = ("latent", spec.kv_lora_rank, spec.qk_rope_head_dim, spec.mla_use_nope, spec.sliding_window)
             if spec.kv_shared:
-                return forward_context.memo[sharing_key]
+                return pass_state.shared_values[sharing_key]
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, spec.qk_rope_head_dim], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
-            latent, k_rope = self.cache(forward_context, latent, self._rotate(k_rope, forward_context))
-            if forward_context.lends:
-                forward_context.memo[sharing_key] = latent, k_rope
+            latent, k_rope = self.cache(pass_state, latent, self._rotate(k_rope, pass_state))
+            if pass_state.shares_keys:
+                pass_state.shared_values[sharing_key] = latent, k_rope
             return latent, k_rope
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, heads = self.spec, self.spec.num_attention_heads
             nope_dim, rope_dim = spec.qk_nope_head_dim, spec.qk_rope_head_dim
             q, gate, compressed_query = self._queries_and_gate(x)
             q = q.transpose(1, 2)
             if hasattr(self, "position_scale"):
-                q = self.position_scale(q, forward_context)
+                q = self.position_scale(q, pass_state)
             q_nope, q_rope = q.split([nope_dim, rope_dim], -1)
-            q_rope = self._rotate(q_rope, forward_context)
-            latent, k_rope = self._latent_and_key(x, forward_context)
-            mask = attention_mask(forward_context, x, latent, causal=True, window=spec.sliding_window)
+            q_rope = self._rotate(q_rope, pass_state)
+            latent, k_rope = self._latent_and_key(x, pass_state)
+            mask = attention_mask(pass_state, x, latent, causal=True, window=spec.sliding_window)
             score_scale = (nope_dim + rope_dim) ** -0.5
             if hasattr(self, "indexer"):
-                forward_context.selected = self.indexer(x, compressed_query, mask, forward_context)
+                pass_state.selected_tokens = self.indexer(x, compressed_query, mask, pass_state)
             if spec.indexer is not None:
-                assert forward_context.selected is not None, (
+                assert pass_state.selected_tokens is not None, (
                     "a layer that shares the choice of another stands above one that chooses"
                 )
-                if forward_context.past and x.shape[1] == 1:  # decoding one token reads only the selected tokens
+                if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected tokens
                     latent, k_rope = (
-                        tensor.gather(1, forward_context.selected[:, 0, :, None].expand(-1, -1, tensor.shape[-1]))
+                        tensor.gather(1, pass_state.selected_tokens[:, 0, :, None].expand(-1, -1, tensor.shape[-1]))
                         for tensor in (latent, k_rope)
                     )
                     mask = mask[:, -latent.shape[1] :]
                 else:
                     mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(
-                        -1, forward_context.selected, True
+                        -1, pass_state.selected_tokens, True
                     )
                     mask = mask[:, None]
             sinks = None if self.sinks is None else self.sinks.weight
-            if forward_context.mla == "absorbed" or (
-                forward_context.mla == "auto" and forward_context.past and x.shape[1] == 1
+            if pass_state.mla_form == "absorbed" or (
+                pass_state.mla_form == "auto" and pass_state.past_tokens and x.shape[1] == 1
             ):
                 q = torch.cat([self.kv_b_proj(q_nope, absorbed_form="query"), q_rope], -1)
                 k, v = torch.cat([latent, k_rope], -1)[:, None], latent[:, None]

@@ -30,7 +30,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class
+from ..runtime import PassState, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -211,9 +211,9 @@ def _reference_class() -> type[nn.Module]:
             gate_cap = self.spec.gate_soft_cap
             return gate_cap * torch.tanh(self._split_heads(gate_name, x)[..., 0] / gate_cap)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (self._split_heads(projection_letter, x) for projection_letter in "qkv")
-            stored_state = self.recurrent_state.load(forward_context)
+            stored_state = self.recurrent_state.load(pass_state)
             if stored_state is None:
                 stored_state = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),
@@ -228,7 +228,7 @@ def _reference_class() -> type[nn.Module]:
                 self._gate("fgate", x),
                 tuple(tensor.float() for tensor in stored_state),
             )
-            self.recurrent_state.keep(forward_context, *(tensor.to(x.dtype) for tensor in cell_state))
+            self.recurrent_state.keep(pass_state, *(tensor.to(x.dtype) for tensor in cell_state))
             normed_output = self.norm(memory_output.transpose(1, 2).flatten(2).to(x.dtype))
             return self.out_proj(self.get_submodule("ogate")(x).sigmoid() * normed_output)
 

@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
 from ..base import Heads, HeadSizes, LayerParts, ModelProperties, Positions, StackPosition, UnscalableError
 from ..residual_streams import ResidualStreams
-from ..runtime import ForwardContext, cache_class, softmax_core_class
+from ..runtime import PassState, cache_class, softmax_core_class
 from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
@@ -68,13 +68,15 @@ class PredictStreams(ResidualStreams):
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         assert isinstance(x.rows, MultipliedRows)
-        return recorder.resized(x, MultipliedRows(of=x.rows.of, by=self.ngram))
+        return recorder.resized(x, MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram))
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the rows of the main stream and the predict streams. x: the token embeddings."""
-        stream_rows = MultipliedRows(of=x.rows, by=self.ngram)
+        stream_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram)
         stream_axis, _ = recorder.table("", Axis("streams", self.ngram), *x.axes, of=stream_rows, by="types")
-        return recorder.cat(x, stream_axis, axes=x.axes, rows=MultipliedRows(of=x.rows, by=self.ngram + 1))
+        return recorder.cat(
+            x, stream_axis, axes=x.axes, rows=MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram + 1)
+        )
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["streams"](self, model_properties.hidden_size)
@@ -109,7 +111,7 @@ class NgramAttention(EqualHeadsMixer):
         head_sizes = self.head_sizes(x.width)
         heads, head_dim = Axis("heads", head_sizes.heads), Axis("head_dim", head_sizes.head_dim)
         assert isinstance(x.rows, MultipliedRows)
-        tokens, streams = x.rows.of, MultipliedRows(of=x.rows.of, by=self.ngram)
+        tokens, streams = x.rows.source_rows, MultipliedRows(source_rows=x.rows.source_rows, rows_per_source=self.ngram)
         q, k, v = (
             recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
@@ -165,12 +167,12 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.ngram = spec.ngram
             self.predict_streams = nn.Embedding(spec.ngram, hidden_size)
 
-        def split_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             stream_vectors = self.predict_streams(torch.arange(self.ngram, device=x.device))
             streams = stream_vectors[:, None].expand(-1, x.shape[1], -1).flatten(0, 1)
             return torch.cat([x, streams.expand(x.shape[0], -1, -1)], 1)
 
-        def merge_streams(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def merge_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             streams = x[:, x.shape[1] // (self.ngram + 1) :].unflatten(1, (self.ngram, -1)).transpose(1, 2)
             return streams[:, :, 0] if self.ngram == 1 else streams
 
@@ -200,15 +202,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             far_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
             return torch.where(distance < exact_distances, distance, far_bucket).clamp(0, self.spec.num_buckets - 1)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (
                 self._project_streams(projection, x) for projection in ("q_proj", "k_proj", "v_proj", "relative_proj")
             )
-            keys, values = self.cache(forward_context, k, v)
+            keys, values = self.cache(pass_state, k, v)
             key_count, end_position = q.shape[2], keys.shape[2]
             queries, all_keys = (
-                forward_context.positions(end_position - key_count, end_position, x.device),
-                forward_context.positions(0, end_position, x.device),
+                pass_state.positions(end_position - key_count, end_position, x.device),
+                pass_state.positions(0, end_position, x.device),
             )
             distance = queries[:, None] - all_keys
             distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)

@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import ForwardContext, cache_class, vector_module
+from ..runtime import PassState, cache_class, vector_module
 from .indexer import indexer_core_class
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ def _reference_class() -> type[nn.Module]:
             return (keys * pool_weights).sum(2)
 
         @torch.no_grad()
-        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, compressed_query: Tensor, mask: Tensor, pass_state: PassState) -> Tensor:
             spec, tokens, pool_size = self.spec, x.shape[1], self.spec.index_kpool
             q = self.q_proj(compressed_query).unflatten(-1, (spec.index_n_heads, -1))
-            keys, gate = self.cache(forward_context, self.k_norm(self.k_proj(x)), self.gate_proj(x))
+            keys, gate = self.cache(pass_state, self.k_norm(self.k_proj(x)), self.gate_proj(x))
             pooled_keys = self._pooled_keys(keys, gate)
             scores = self.core(q, pooled_keys, self.weights_proj(x)).float()
             visible_tokens = (
-                forward_context.positions(forward_context.past, forward_context.past + tokens, x.device)[:, None] + 1
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)[:, None] + 1
             )  # tokens that each query may see
             pool_ends = (torch.arange(pooled_keys.shape[1], device=x.device) + 1) * pool_size
             ranked_pools = scores.masked_fill(pool_ends > visible_tokens, float("-inf")).sort(
@@ -156,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
                 -2
             )
             if tokens == 1:
-                end_position = forward_context.past + 1
+                end_position = pass_state.past_tokens + 1
                 last_pool_tokens = torch.arange(
                     end_position - end_position % pool_size, end_position, device=x.device
                 ).expand(x.shape[0], 1, -1)

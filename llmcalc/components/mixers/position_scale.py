@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,8 +35,8 @@ def position_scale_class() -> type[nn.Module]:
             super().__init__()
             self.scale, self.bias = vector_module(torch.zeros(heads)), vector_module(torch.ones(heads))
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            positions = forward_context.positions(forward_context.past, forward_context.past + x.shape[-2], x.device)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[-2], x.device)
             log_positions = (positions + 1).float().log().to(x.dtype)
             position_factor = self.scale.weight[:, None] * log_positions + self.bias.weight[:, None]
             return x * position_factor[..., None]

@@ -28,7 +28,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import ForwardContext, attention_mask, cache_class, softmax_core_class
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class ProfileAttention(WindowedMixer):
 
         rank, distance_axis = profile_weights.axes[-1], Axis("distances", self.relative_extent)
         distance_profiles, _ = recorder.table(
-            "profiles", distance_axis, rank, of=TableRows(length=distance_axis.size), by="all"
+            "profiles", distance_axis, rank, of=TableRows(row_count=distance_axis.size), by="all"
         )
         distance_bias = recorder.scores("profile_core", profile_weights, distance_profiles, is_cross_attention=True)
         return recorder.at_distance(distance_bias, recorder.distances(q, keys, is_clamped=True, is_shifted=False))
@@ -174,31 +174,29 @@ def profile_attention_class() -> type[nn.Module]:
             )
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
-        def bias_of(
-            self, profile_weights: Tensor, forward_context: ForwardContext, end_position: int, keys: int
-        ) -> Tensor:
+        def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, keys: int) -> Tensor:
             """Returns the score bias of the last `keys` tokens before `end_position`, [batch, heads, tokens, keys].
 
             profile_weights: each head's weights of the profiles, [batch, heads, tokens, rank].
             """
             spec, device = self.spec, profile_weights.device
             weights_by_distance = self.profile_core(profile_weights, self.profiles.weight)
-            queries = forward_context.positions(forward_context.past, end_position, device)
-            key_positions = forward_context.positions(end_position - keys, end_position, device)
+            queries = pass_state.positions(pass_state.past_tokens, end_position, device)
+            key_positions = pass_state.positions(end_position - keys, end_position, device)
             distance = queries[:, None] - key_positions
             distance_index = distance.clamp(0, spec.relative_extent - 1).expand(*weights_by_distance.shape[:-1], -1)
             bias: Tensor = weights_by_distance.gather(-1, distance_index)
             return bias.masked_fill(distance >= spec.relative_extent, 0.0)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            k, v = self.k_conv(self.k_proj(x), forward_context), self.v_conv(self.v_proj(x), forward_context)
+            k, v = self.k_conv(self.k_proj(x), pass_state), self.v_conv(self.v_proj(x), pass_state)
             q, k, v = (tensor.unflatten(-1, (-1, spec.head_dim)).transpose(1, 2) for tensor in (self.q_proj(x), k, v))
-            q, (k, v) = self.q_norm(q), self.cache(forward_context, self.k_norm(k), v)
-            end_position = forward_context.past + x.shape[1]
-            mask = attention_mask(forward_context, x, k, causal=True, window=spec.sliding_window)
+            q, (k, v) = self.q_norm(q), self.cache(pass_state, self.k_norm(k), v)
+            end_position = pass_state.past_tokens + x.shape[1]
+            mask = attention_mask(pass_state, x, k, causal=True, window=spec.sliding_window)
             profile_weights = self.r_proj(x).unflatten(-1, (spec.num_attention_heads, -1)).transpose(1, 2)
-            bias = self.bias_of(profile_weights, forward_context, end_position, k.shape[2])
+            bias = self.bias_of(profile_weights, pass_state, end_position, k.shape[2])
             k, v = self._for_each_query_head(k, v)
             return self.o_proj(self.core(q, k, v, mask, bias).transpose(1, 2).flatten(2))
 

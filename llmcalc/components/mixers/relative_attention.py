@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import MultipliedRows
 from ..base import BY_TORCH, Flag, HeadDim, Heads, ModelProperties, PartWitness
 from ..rotation import rotary_angles
-from ..runtime import ForwardContext, softmax_core_class, vector_module
+from ..runtime import PassState, softmax_core_class, vector_module
 from .grouped_query import MultiHeadMixer
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ class RelativeAttention(MultiHeadMixer):
             for projection in ("q_proj", "k_proj", "v_proj")
         )
         distance_rows = (
-            MultipliedRows(of=x.rows, by=2) if self.segments else MultipliedRows("distances", of=x.rows, by=2, more=-1)
+            MultipliedRows(source_rows=x.rows, rows_per_source=2)
+            if self.segments
+            else MultipliedRows("distances", source_rows=x.rows, rows_per_source=2, extra_rows=-1)
         )
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, is_stored=True), heads, head_dim
@@ -133,24 +135,24 @@ def _reference_class() -> type[nn.Module]:
             """Returns the largest distance that has scores."""
             return x.shape[1] if self.has_segments else x.shape[1] - 1
 
-        def _encode_distances(self, forward_context: ForwardContext, x: Tensor) -> Tensor:
+        def _encode_distances(self, pass_state: PassState, x: Tensor) -> Tensor:
             """Computes the sinusoids of all distances, the largest first: [batch, distances, hidden]."""
             hidden, largest_distance = x.shape[-1], self._largest_distance(x)
             angles = rotary_angles(
-                largest_distance - forward_context.positions(0, largest_distance + x.shape[1], x.device),
+                largest_distance - pass_state.positions(0, largest_distance + x.shape[1], x.device),
                 hidden,
                 10000.0,
             )
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, k, v = (self._split_heads(projection, x) for projection in ("q_proj", "k_proj", "v_proj"))
             distance_keys = self._split_heads(
                 "r_proj",
-                forward_context.compute_once(("away", x.shape), lambda: self._encode_distances(forward_context, x)),
+                pass_state.compute_once(("away", x.shape), lambda: self._encode_distances(pass_state, x)),
             )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], distance_keys)
-            positions = forward_context.positions(0, x.shape[1], x.device)
+            positions = pass_state.positions(0, x.shape[1], x.device)
             distance_index = (self._largest_distance(x) - (positions[:, None] - positions[None, :])).expand(
                 *q.shape[:-1], -1
             )

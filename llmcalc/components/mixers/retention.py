@@ -13,7 +13,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED, ModelProperties, PartWitness, StackPosition
 from ..position import Rope
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .linear_attention import LinearAttentionMixer, linear_attention_reference
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def _reference_class() -> type[nn.Module]:
     class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
         """Retention. x: [batch, tokens, hidden] → same shape."""
 
-        def _positioned(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            return self.spec.position.rotate_heads(x, forward_context, forward_context.past)
+        def _positioned(self, x: Tensor, pass_state: PassState) -> Tensor:
+            return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)
 
         def _log_decay(self, x: Tensor) -> Tensor:
             heads = torch.arange(self.spec.num_attention_heads, device=x.device, dtype=torch.float32)

@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, SizeSymbol, TokenMixer
 from ..networks.feed_forward import Activation, activate
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class, vector_module
+from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -147,25 +147,25 @@ def _reference_class() -> type[nn.Module]:
             self.conv_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.linear_out = nn.Linear(lru_width, hidden_size)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             gate = activate(self.act, self.linear_y(x))
-            inner_x = self.conv_1d(self.linear_x(x).transpose(1, 2), forward_context, self.conv_state).transpose(1, 2)
+            inner_x = self.conv_1d(self.linear_x(x).transpose(1, 2), pass_state, self.conv_state).transpose(1, 2)
             log_a = (
                 -8.0 * self.recurrent_gate(inner_x).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             )
             is_first = (
-                forward_context.positions(forward_context.past, forward_context.past + x.shape[1], x.device)[:, None]
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)[:, None]
                 == 0
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (inner_x * self.input_gate(inner_x).sigmoid()).float() * input_scale
-            stored_state = self.recurrent_state.load(forward_context)
+            stored_state = self.recurrent_state.load(pass_state)
             recurrent_states = linear_scan(
                 log_a.exp(),
                 scaled_input,
                 torch.zeros_like(scaled_input[:, 0]) if stored_state is None else stored_state[0],
             )
-            self.recurrent_state.keep(forward_context, recurrent_states[:, -1])
+            self.recurrent_state.keep(pass_state, recurrent_states[:, -1])
             return self.linear_out(recurrent_states.to(x.dtype) * gate)
 
     return RGLRUReference

@@ -25,7 +25,7 @@ from ..base import (
     TokenMixer,
     Width,
 )
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.shift_state, self.recurrent_state = recurrent_state_class()(), recurrent_state_class()()
             self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
-        def _weighted_average(self, k: Tensor, v: Tensor, forward_context: ForwardContext) -> Tensor:
+        def _weighted_average(self, k: Tensor, v: Tensor, pass_state: PassState) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k) with a decay per token and a subtracted maximum."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored_state = self.recurrent_state.load(forward_context)
+            stored_state = self.recurrent_state.load(pass_state)
             zero_row = torch.zeros_like(k[:, 0])
             numerator, denominator, largest_exponent = (
                 (zero_row, zero_row, zero_row - 1e30) if stored_state is None else stored_state
@@ -158,11 +158,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                     state_weight * denominator + token_weight,
                     peak,
                 )
-            self.recurrent_state.keep(forward_context, numerator, denominator, largest_exponent)
+            self.recurrent_state.keep(pass_state, numerator, denominator, largest_exponent)
             return torch.stack(token_outputs, 1)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            previous_token = shift_tokens(x, forward_context, self.shift_state)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            previous_token = shift_tokens(x, pass_state, self.shift_state)
             k, v, receptance = (
                 self.get_submodule(projection)(
                     mix_tokens(x, previous_token, getattr(self, f"time_mix_{projection}").weight)
@@ -170,7 +170,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 for projection in ("key", "value", "receptance")
             )
             return self.output(
-                receptance.sigmoid() * self._weighted_average(k.float(), v.float(), forward_context).to(x.dtype)
+                receptance.sigmoid() * self._weighted_average(k.float(), v.float(), pass_state).to(x.dtype)
             )
 
     class ChannelMixReference(nn.Module):
@@ -185,8 +185,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.receptance = nn.Linear(hidden_size, hidden_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            previous_token = shift_tokens(x, forward_context, self.shift_state)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            previous_token = shift_tokens(x, pass_state, self.shift_state)
             squared_key = self.key(mix_tokens(x, previous_token, self.time_mix_key.weight)).relu().square()
             gate = self.receptance(mix_tokens(x, previous_token, self.time_mix_receptance.weight)).sigmoid()
             return gate * self.value(squared_key)

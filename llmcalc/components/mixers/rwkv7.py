@@ -18,7 +18,7 @@ from ...flow.value import Value
 from ...ops import TransitionScan
 from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
@@ -221,8 +221,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             return self.get_submodule(f"{input_name}_lora_b")(low_rank_input)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            previous_token = shift_tokens(x, forward_context, self.shift_state)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            previous_token = shift_tokens(x, pass_state, self.shift_state)
             mix_weights: dict[str, Any] = {
                 input_name: self.get_submodule(f"time_mix_{input_name}").weight for input_name in inputs_of_projections
             }
@@ -242,9 +242,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 *(self._split_heads(tensor) for tensor in (receptance, decay, k, v)),
                 removed_key,
                 self._split_heads(learning_rate),
-                self.recurrent_state.load(forward_context),
+                self.recurrent_state.load(pass_state),
             )
-            self.recurrent_state.keep(forward_context, wkv_state)
+            self.recurrent_state.keep(pass_state, wkv_state)
             bonus = (self._split_heads(receptance) * self._split_heads(k * self.r_k.weight)).sum(
                 -1, keepdim=True
             ) * self._split_heads(v)
@@ -265,8 +265,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self.key = nn.Linear(hidden_size, spec.intermediate_size, bias=False)
             self.value = nn.Linear(spec.intermediate_size, hidden_size, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            previous_token = shift_tokens(x, forward_context, self.shift_state)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            previous_token = shift_tokens(x, pass_state, self.shift_state)
             return self.value(self.key(mix_tokens(x, previous_token, self.time_mix_k.weight)).relu().square())
 
     return {"time": TimeMixReference, "channel": ChannelMixReference}

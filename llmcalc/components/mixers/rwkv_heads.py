@@ -17,7 +17,7 @@ from ...flow.value import Value
 from ...ops import DecayScan
 from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, recurrent_state_class, vector_module
+from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _reference_class() -> type[nn.Module]:
             )
             self.output = nn.Linear(heads_width, hidden_size, bias=False)
 
-        def _mixed_inputs(self, x: Tensor, forward_context: ForwardContext) -> dict[str, Tensor]:
-            previous_token = shift_tokens(x, forward_context, self.shift_state)
+        def _mixed_inputs(self, x: Tensor, pass_state: PassState) -> dict[str, Tensor]:
+            previous_token = shift_tokens(x, pass_state, self.shift_state)
             mix_weights: dict[str, Any] = {
                 input_name: self.get_submodule(f"time_mix_{input_name}").weight
                 for input_name in inputs_of_projections
@@ -182,9 +182,9 @@ def _reference_class() -> type[nn.Module]:
                     )
             return {input_name: mix_tokens(x, previous_token, weight) for input_name, weight in mix_weights.items()}
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
-            mixed_inputs = self._mixed_inputs(x, forward_context)
+            mixed_inputs = self._mixed_inputs(x, pass_state)
             receptance, k, v = (
                 self.get_submodule(projection)(mixed_inputs[projection[0]]).unflatten(-1, (spec.num_heads, -1)).float()
                 for projection in ("receptance", "key", "value")
@@ -194,9 +194,9 @@ def _reference_class() -> type[nn.Module]:
                 decay = decay + self.decay_b(self.decay_a(mixed_inputs["w"]).tanh())
             decay = torch.exp(-torch.exp(decay.float())).unflatten(-1, (spec.num_heads, -1))
             wkv_output, wkv_state = self.wkv(
-                receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(forward_context)
+                receptance, k, v, decay, self.time_first.weight, self.recurrent_state.load(pass_state)
             )
-            self.recurrent_state.keep(forward_context, wkv_state)
+            self.recurrent_state.keep(pass_state, wkv_state)
             wkv_output = self.ln_x(wkv_output.flatten(2).to(x.dtype))
             return self.output(wkv_output * nn.functional.silu(self.get_submodule("gate")(mixed_inputs["g"])))
 

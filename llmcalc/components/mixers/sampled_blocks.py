@@ -14,7 +14,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import ChunkSize, Flag, Heads, ModelProperties, Window
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .grouped_query import EqualHeadsMixer
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(projection, nn.Linear(hidden_size, hidden_size))
             self.core = SoftmaxProducts(spec)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             heads = (
                 self.get_submodule(projection)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in ("q_proj", "k_proj", "v_proj")

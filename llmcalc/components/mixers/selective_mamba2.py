@@ -26,7 +26,7 @@ from ..base import (
     TokenMixer,
 )
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .mamba import STATE_BITS
 from .mamba2 import scan_class
 
@@ -130,22 +130,22 @@ def _reference_class() -> type[nn.Module]:
             self.scan = scan(spec.num_heads, spec.chunk_size)
             self.out_proj = nn.Linear(heads_width, model_properties.hidden_size, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec = self.spec
             gate, inner_x = self.in_proj(x).chunk(2, -1)
-            inner_x = nn.functional.silu(
-                self.conv1d(inner_x.transpose(1, 2), forward_context, self.conv_state)
-            ).transpose(1, 2)
+            inner_x = nn.functional.silu(self.conv1d(inner_x.transpose(1, 2), pass_state, self.conv_state)).transpose(
+                1, 2
+            )
             b, c, time_step = self.bcdt_proj(inner_x).split([spec.state_size, spec.state_size, spec.time_step_rank], -1)
             time_step = self.dt_proj(self.dt_norm(time_step))
             b, c = (
                 tensor[:, :, None].expand(-1, -1, spec.num_heads, -1) for tensor in (self.b_norm(b), self.c_norm(c))
             )
-            stored_state = self.ssm_state.only_tensor(forward_context)
+            stored_state = self.ssm_state.only_tensor(pass_state)
             scan_output, last_state = self.scan(
                 inner_x.unflatten(-1, (spec.num_heads, -1)), time_step, b, c, stored_state
             )
-            self.ssm_state.keep(forward_context, last_state)
+            self.ssm_state.keep(pass_state, last_state)
             return self.out_proj(scan_output.flatten(2) * nn.functional.silu(gate))
 
     return SelectiveMamba2Reference

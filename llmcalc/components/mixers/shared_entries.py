@@ -30,7 +30,7 @@ from ..base import (
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import ForwardContext, recurrent_state_class
+from ..runtime import PassState, recurrent_state_class
 from .entry_attention import EntryAttention, EntryIndexer, entry_attention_class, entry_chooser_class
 
 if TYPE_CHECKING:
@@ -304,9 +304,9 @@ def _reference_class() -> type[nn.Module]:
             self.spec, self.norm = spec, norm_reference(spec.norm, entry_width)
             self.cache: Any = recurrent_state_class()()
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> tuple[Tensor | None, Tensor]:
+        def forward(self, x: Tensor, pass_state: PassState) -> tuple[Tensor | None, Tensor]:
             kv, gate = self.kv_proj(x), self.gate_proj(x) if self.spec.weighted_entries else None
-            stored_rows = self.cache.load(forward_context)
+            stored_rows = self.cache.load(pass_state)
             kv_entries, latent = None if stored_rows is None else stored_rows[0], None
             pending_rows: tuple[Tensor, ...] = ()
             if gate is None:
@@ -329,7 +329,7 @@ def _reference_class() -> type[nn.Module]:
                 kv_entries = new_entries if kv_entries is None else torch.cat([kv_entries, new_entries], 1)
             if kv_entries is None:
                 kv_entries = kv.new_zeros(kv.shape[0], 0, kv.shape[-1])
-            self.cache.keep(forward_context, kv_entries, *pending_rows)
+            self.cache.keep(pass_state, kv_entries, *pending_rows)
             return latent, kv_entries
 
     class EntryChooser(entry_chooser_class()):  # type: ignore[misc]
@@ -347,16 +347,18 @@ def _reference_class() -> type[nn.Module]:
                 self.cache: Any = recurrent_state_class()()
 
         def _candidate_keys(
-            self, keys: Tensor, visible_entries: Tensor, forward_context: ForwardContext
+            self, keys: Tensor, visible_entries: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor | None]:
             """Returns the keys to score, the visible keys, and the keys' positions (if only some keys are scored)."""
             assert self.spec.indexer is not None
             block_config = self.spec.indexer.candidates
             if block_config is None:
                 return keys, visible_entries, None
-            chosen_blocks: Tensor = forward_context.memo["candidate blocks"]
+            chosen_blocks: Tensor = pass_state.shared_values["candidate blocks"]
             block_size = block_config.candidate_block_size
-            if forward_context.past and visible_entries.shape[0] == 1:  # decoding one token scores only the candidates
+            if (
+                pass_state.past_tokens and visible_entries.shape[0] == 1
+            ):  # decoding one token scores only the candidates
                 token_offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // block_size * block_size
@@ -375,7 +377,7 @@ def _reference_class() -> type[nn.Module]:
             ]
             return keys, visible_entries & is_in_chosen_block, None
 
-        def _find_blocks(self, scores: Tensor, forward_context: ForwardContext) -> None:
+        def _find_blocks(self, scores: Tensor, pass_state: PassState) -> None:
             """Selects the best blocks of each token; its own block is always first. scores: −inf for invisible keys."""
             assert self.spec.indexer is not None
             block_config = self.spec.indexer.finds
@@ -389,18 +391,18 @@ def _reference_class() -> type[nn.Module]:
                 .amax(-1)
             )
             blocks_of_tokens = (
-                forward_context.positions(forward_context.past, forward_context.past + tokens, scores.device)
+                pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, scores.device)
                 // block_size
             )
             block_scores = block_scores.scatter(
                 -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
-            forward_context.memo["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
+            pass_state.shared_values["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
 
-        def _all_keys(self, latent: Tensor | None, forward_context: ForwardContext, x: Tensor) -> Tensor:
+        def _all_keys(self, latent: Tensor | None, pass_state: PassState, x: Tensor) -> Tensor:
             """Returns the keys of all entries up to now. latent: the new entries before RoPE; None without any."""
-            spec, stored_rows = self.spec, self.cache.load(forward_context)
+            spec, stored_rows = self.spec, self.cache.load(pass_state)
             assert spec.compress_rate is not None
             keys = None if stored_rows is None else stored_rows[0]
             if latent is not None:
@@ -411,7 +413,7 @@ def _reference_class() -> type[nn.Module]:
                 keys = new_keys if keys is None else torch.cat([keys, new_keys], 1)
             if keys is None:
                 keys = x.new_zeros(x.shape[0], 0, self.k_proj.out_features)
-            self.cache.keep(forward_context, keys)
+            self.cache.keep(pass_state, keys)
             return keys
 
         @torch.no_grad()
@@ -421,19 +423,19 @@ def _reference_class() -> type[nn.Module]:
             compressed_query: Tensor,
             latent: Tensor | None,
             visible_entries: Tensor,
-            forward_context: ForwardContext,
+            pass_state: PassState,
         ) -> Tensor:
             spec = self.spec
             if not spec.entries_shared:
-                forward_context.memo["entry keys"] = self._all_keys(latent, forward_context, x)
-            keys = forward_context.memo["entry keys"]
+                pass_state.shared_values["entry keys"] = self._all_keys(latent, pass_state, x)
+            keys = pass_state.shared_values["entry keys"]
             q = self.q_proj(compressed_query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            q = rotate(q, forward_context, forward_context.past, spec.qk_rope_head_dim, spec.position.rope_theta)
-            keys, visible_entries, positions = self._candidate_keys(keys, visible_entries, forward_context)
+            q = rotate(q, pass_state, pass_state.past_tokens, spec.qk_rope_head_dim, spec.position.rope_theta)
+            keys, visible_entries, positions = self._candidate_keys(keys, visible_entries, pass_state)
             scores = torch.relu(self.core(q, keys) * q.shape[-1] ** -0.5)
             scores = (scores * self.weights_proj(x).transpose(1, 2)[..., None]).sum(1).float()
             masked_scores = scores.masked_fill(~visible_entries, float("-inf"))
-            self._find_blocks(masked_scores, forward_context)
+            self._find_blocks(masked_scores, pass_state)
             best_entries = masked_scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.topk]
             return best_entries if positions is None else positions[:, None].gather(-1, best_entries)
 
@@ -448,25 +450,25 @@ def _reference_class() -> type[nn.Module]:
                 self.indexer = EntryChooser(spec, model_properties.hidden_size)
 
         def _entries_and_mask(
-            self, x: Tensor, compressed_query: Tensor, forward_context: ForwardContext
+            self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
             spec, end_position, pass_memo, latent = (
                 self.spec,
-                forward_context.past + x.shape[1],
-                forward_context.memo,
+                pass_state.past_tokens + x.shape[1],
+                pass_state.shared_values,
                 None,
             )
             if not spec.entries_shared:
-                latent, pass_memo["entries"] = self.compressor(x, forward_context)
+                latent, pass_memo["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = pass_memo["entries"]
             visible_entries = (
-                forward_context.positions(forward_context.past, end_position, x.device) + 1
+                pass_state.positions(pass_state.past_tokens, end_position, x.device) + 1
             ) // spec.compress_rate
             is_visible = torch.arange(kv_entries.shape[1], device=x.device)[None] < visible_entries[:, None]
             if spec.indexer is not None:
-                pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, forward_context)
+                pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
             selected_entries = pass_memo["selected entries"]
-            if forward_context.past and x.shape[1] == 1:  # decoding one token reads only the selected entries
+            if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
                 selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
                 return kv_entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)

@@ -19,7 +19,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, Kernel, ModelProperties, PartWitness, StackPosition, TokenMixer
-from ..runtime import ForwardContext, causal_conv_class, recurrent_state_class
+from ..runtime import PassState, causal_conv_class, recurrent_state_class
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -124,12 +124,12 @@ def _reference_class() -> type[nn.Module]:
                 self.conv_state = recurrent_state_class()()
             self.out_proj = nn.Linear(hidden_size, hidden_size, bias=spec.conv_bias)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             b, c, inner_x = self.in_proj(x).transpose(1, 2).chunk(3, 1)
             convolution_output = (
-                self.conv((b * inner_x).unflatten(2, (-1, forward_context.columns))).flatten(2)
+                self.conv((b * inner_x).unflatten(2, (-1, pass_state.patch_columns))).flatten(2)
                 if self.grid
-                else self.conv(b * inner_x, forward_context, self.conv_state)
+                else self.conv(b * inner_x, pass_state, self.conv_state)
             )
             return self.out_proj((c * convolution_output).transpose(1, 2))
 

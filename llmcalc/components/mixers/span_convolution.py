@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Heads, HeadSizes, ModelProperties, OddKernel, StackPosition, TokenMixer
-from ..runtime import ForwardContext, softmax_core_class
+from ..runtime import PassState, softmax_core_class
 from .grouped_query import check_key_heads
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _reference_class() -> type[nn.Module]:
             self.core, self.convolution = softmax_core_class()(), TokenFilterConvolution()
             self.o_proj = nn.Linear(hidden, hidden)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q = self.q_proj(x)
             span_features = self.span_proj(self.span_conv(x.transpose(1, 2))).transpose(1, 2)
             filters = torch.softmax(self.filter_proj(span_features * q).unflatten(-1, (self.heads, -1)), -1)

@@ -13,7 +13,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, AttentionFields, HeadDim, Heads, ModelProperties, Part, PartWitness, StackPosition, TopK
 from ..position import Rope
-from ..runtime import ForwardContext, attention_mask
+from ..runtime import PassState, attention_mask
 from .block_indexer import require_all_earlier_tokens, require_decoder
 from .indexer import Indexer, indexer_reference_class
 
@@ -89,12 +89,12 @@ def _reference_class() -> type[nn.Module]:
         """Selects tokens for attention with keys and values for each head."""
 
         def selected_keys_and_values(
-            self, x: Tensor, k: Tensor, v: Tensor, forward_context: ForwardContext
+            self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
-            mask = attention_mask(forward_context, x, k, causal=True)
-            forward_context.selected = selected_tokens = self(x, x, mask, forward_context)
-            if forward_context.past and x.shape[1] == 1:
+            mask = attention_mask(pass_state, x, k, causal=True)
+            pass_state.selected_tokens = selected_tokens = self(x, x, mask, pass_state)
+            if pass_state.past_tokens and x.shape[1] == 1:
                 selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
                 k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)

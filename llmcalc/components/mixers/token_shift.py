@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +28,13 @@ def token_shift(recorder: Flow, x: Value, previous_token: Value, input_name: str
     return recorder.add(recorder.mul(x, mix_weight), recorder.mul(previous_token, recorder.complement(mix_weight)))
 
 
-def shift_tokens(x: Tensor, forward_context: ForwardContext, state_module: Any) -> Tensor:
+def shift_tokens(x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:
     """Shifts a sequence by one token; the first row becomes zeros. x: [batch, tokens, hidden] → same shape."""
     import torch
 
-    stored_token = state_module.load(forward_context)
+    stored_token = state_module.load(pass_state)
     first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
-    state_module.keep(forward_context, x[:, -1:])
+    state_module.keep(pass_state, x[:, -1:])
     return torch.cat([first_row, x[:, :-1]], 1)
 
 

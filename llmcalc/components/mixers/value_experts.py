@@ -18,7 +18,7 @@ from ..base import BY_TORCH, Experts, ModelProperties, Part, PartWitness, TopK, 
 from ..networks.expert_dispatch import dispatch_class, ends_of_groups, expert_map_class
 from ..networks.feed_forward import Activation, activate
 from ..networks.router import AnyRouter, LinearRouter
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -84,9 +84,9 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(module_name, module)
             self.v_experts = expert_map_class()(experts, model_properties.hidden_size, values_width, False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
-            expert_weights, top_experts = self.routing(x, forward_context)
-            dispatcher = dispatch_class()(top_experts, forward_context.grouped_experts, self.routing.float32_weights)
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
+            expert_weights, top_experts = self.routing(x, pass_state)
+            dispatcher = dispatch_class()(top_experts, pass_state.grouped_experts, self.routing.float32_weights)
             routed_rows = dispatcher.copy_rows_to_experts(x)
             group_ends = ends_of_groups(dispatcher.expert, self.spec.num_experts) if dispatcher.is_grouped else None
             expert_values = activate(self.spec.hidden_act, self.v_experts(routed_rows, dispatcher.expert, group_ends))

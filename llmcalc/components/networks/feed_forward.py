@@ -17,7 +17,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Flag, ModelProperties, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, apply_dropout, vector_module
+from ..runtime import PassState, apply_dropout, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -271,9 +271,7 @@ def _reference_class() -> type[nn.Module]:
         def _activate(self, x: Tensor) -> Tensor:
             return self.xielu(x) if self.act == "xielu" else activate(self.act, x)
 
-        def forward(
-            self, x: Tensor, forward_context: ForwardContext | None = None, part_factors: Tensor | None = None
-        ) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState | None = None, part_factors: Tensor | None = None) -> Tensor:
             """Runs the feed-forward network.
 
             part_factors: factors that multiply equal parts of the hidden units, [..., parts]; none by default.

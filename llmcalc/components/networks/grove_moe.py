@@ -19,7 +19,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Experts, ModelProperties, Network, SizeSymbol, TopK, check_top_k
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .expert_dispatch import dispatch_class
 from .feed_forward import FeedForward
 from .moe import check_expert, expert_networks, routed_experts_class
@@ -136,9 +136,9 @@ def _reference_class() -> type[nn.Module]:
             adjugate_experts = RoutedExperts(router_module, spec.adjugate_expert, expert_count // self.group, hidden)
             self.chunk_experts: Any = adjugate_experts.experts
 
-        def forward(self, x: Tensor, forward_context: ForwardContext | None = None) -> Tensor:
-            expert_weights, top_experts = self.routing(x, forward_context)
-            is_grouped = forward_context is not None and forward_context.grouped_experts
+        def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:
+            expert_weights, top_experts = self.routing(x, pass_state)
+            is_grouped = pass_state is not None and pass_state.grouped_experts
             expert_sums = []
             for networks, expert_indices in (
                 (self.experts, top_experts),

@@ -34,7 +34,7 @@ from ..base import (
     check_top_k,
 )
 from ..norm import Norm
-from ..runtime import ForwardContext, apply_dropout, vector_module
+from ..runtime import PassState, apply_dropout, vector_module
 from .expert_dispatch import capacity_dispatch_class, dispatch_class, ends_of_groups, expert_map_class
 from .feed_forward import FeedForward, activate, record_up_activation
 from .router import AnyRouter, LinearRouter, RouterMLP, TokenTableRouter
@@ -537,13 +537,11 @@ def routed_experts_class() -> type[nn.Module]:
             for module_name, module in router_module.modules.items():
                 self.add_module(module_name, module)
 
-        def dispatch(self, weights: Tensor, top_experts: Tensor, forward_context: ForwardContext | None) -> Any:
+        def dispatch(self, weights: Tensor, top_experts: Tensor, pass_state: PassState | None) -> Any:
             """Returns the dispatch of tokens to their experts, grouped by expert."""
-            if forward_context is not None and forward_context.expert_capacity is not None:
-                return capacity_dispatch_class()(
-                    weights, top_experts, self.experts.count, forward_context.expert_capacity
-                )
-            is_grouped = forward_context is not None and forward_context.grouped_experts
+            if pass_state is not None and pass_state.expert_capacity is not None:
+                return capacity_dispatch_class()(weights, top_experts, self.experts.count, pass_state.expert_capacity)
+            is_grouped = pass_state is not None and pass_state.grouped_experts
             return dispatch_class()(top_experts, is_grouped, self.routing.float32_weights)
 
     return RoutedExperts
@@ -562,9 +560,9 @@ def _vision_experts_class() -> type[nn.Module]:
                 model_properties.hidden_size,
             )
 
-        def forward(self, x: Tensor, forward_context: ForwardContext | None = None) -> Tensor:
-            expert_weights, top_experts = self.routing(x, forward_context)
-            dispatcher = self.dispatch(expert_weights, top_experts, forward_context)
+        def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:
+            expert_weights, top_experts = self.routing(x, pass_state)
+            dispatcher = self.dispatch(expert_weights, top_experts, pass_state)
             return dispatcher.combine_outputs(
                 self.experts(dispatcher.copy_rows_to_experts(x), dispatcher.expert, dispatcher.is_grouped),
                 expert_weights,
@@ -610,14 +608,12 @@ def _reference_class() -> type[nn.Module]:
             if spec.output_bias:
                 self.output_bias = vector_module(torch.zeros(hidden_size))
 
-        def forward(
-            self, x: Tensor, forward_context: ForwardContext | None = None, router_input: Tensor | None = None
-        ) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState | None = None, router_input: Tensor | None = None) -> Tensor:
             """Runs the mixture of experts. router_input: the router's input, if different from the experts'."""
-            weights, top_experts = self.routing(x if router_input is None else router_input, forward_context)
+            weights, top_experts = self.routing(x if router_input is None else router_input, pass_state)
             routed_features = self.latent_in(x) if hasattr(self, "latent_in") else x
             routed_features = self.latent_norm(routed_features) if hasattr(self, "latent_norm") else routed_features
-            dispatcher = self.dispatch(weights, top_experts, forward_context)
+            dispatcher = self.dispatch(weights, top_experts, pass_state)
             norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
             routed_features = dispatcher.combine_outputs(
                 norm_output(
@@ -634,7 +630,7 @@ def _reference_class() -> type[nn.Module]:
             if hasattr(self, "shared_expert"):
                 if hasattr(self, "shared_router"):
                     expert_weights = self.shared_router(x).sigmoid() * self.shared_scale.weight
-                    shared_output = self.shared_expert(x, forward_context, expert_weights)
+                    shared_output = self.shared_expert(x, pass_state, expert_weights)
                 else:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):

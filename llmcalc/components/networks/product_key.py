@@ -20,7 +20,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Experts, ModelProperties, Network, PartWitness, TopK, UnscalableError
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .feed_forward import Activation, FeedForward, activate
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _reference_class() -> type[nn.Module]:
             self.experts = ExpertsReference(spec, model_properties.hidden_size)
             self.shared_expert = spec.shared_expert.reference(model_properties)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext | None = None) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState | None = None) -> Tensor:
             expert_weights, top_units = self.routing(x)
             expert_sum = self.experts(x, top_units, expert_weights)
             return expert_sum + self.shared_expert(x)

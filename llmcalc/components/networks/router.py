@@ -23,7 +23,7 @@ from ...workload.rows import ONE_GROUP, ExpertGroups
 from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .feed_forward import Activation, activate
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Router(Part):
         raise TypeError(f"{type(self).__name__} has no flow")
 
     def reference(self, model_properties: ModelProperties, experts: int, top_k: int, classes: int) -> Any:
-        """Builds a function: x [batch, tokens, hidden], forward_context → weights and experts [batch, tokens, top_k].
+        """Builds a function: x [batch, tokens, hidden], pass_state → weights and experts [batch, tokens, top_k].
 
         Its `modules` are the router's modules, by their names in the mixture.
         """
@@ -265,11 +265,11 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.fc1, self.fc2 = nn.Linear(router_width, router_width), nn.Linear(router_width, router_width)
             self.out_proj = nn.Linear(router_width, classes, bias=False)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             router_features = self.down_proj(x)
-            if hasattr(self, "below_scale") and forward_context.routed is not None:
-                router_features = router_features + forward_context.routed * self.below_scale.weight
-            forward_context.routed = router_features
+            if hasattr(self, "below_scale") and pass_state.router_state is not None:
+                router_features = router_features + pass_state.router_state * self.below_scale.weight
+            pass_state.router_state = router_features
             hidden_states = activate(self.act, self.fc2(activate(self.act, self.fc1(self.norm(router_features)))))
             return self.out_proj(hidden_states)
 
@@ -321,7 +321,7 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.expert_scale:
                 self.modules["expert_scale"] = vector_module(torch.ones(experts))
 
-        def __call__(self, x: Tensor, forward_context: ForwardContext | None) -> tuple[Tensor, Tensor]:
+        def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
             x = self.modules["router_norm"](x) if "router_norm" in self.modules else x
             scores = self.score_logits(self.modules["router"](x))
             top_experts = self.top_experts(scores)
@@ -342,8 +342,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             if spec.score_correction is not None:
                 self.modules["score_correction"] = ScoreCorrection(class_count, spec.score_correction == "parameter")
 
-        def __call__(self, x: Tensor, forward_context: ForwardContext | None) -> tuple[Tensor, Tensor]:
-            scores = self.score_logits(self.modules["router"](x, forward_context))
+        def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
+            scores = self.score_logits(self.modules["router"](x, pass_state))
             top_experts = self.top_experts(scores)
             expert_weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
@@ -362,12 +362,12 @@ def _reference_classes() -> dict[str, type[Any]]:
             self.modules["router"] = nn.Linear(model_properties.hidden_size, classes, bias=False)
             self.modules["token_table"] = TokenTable(spec.vocab_size, experts, top_k)
 
-        def __call__(self, x: Tensor, forward_context: ForwardContext | None) -> tuple[Tensor, Tensor]:
-            assert forward_context is not None
-            assert forward_context.ids is not None
+        def __call__(self, x: Tensor, pass_state: PassState | None) -> tuple[Tensor, Tensor]:
+            assert pass_state is not None
+            assert pass_state.token_ids is not None
             expert_table: Any = self.modules["token_table"]
             scores = self.score_logits(self.modules["router"](x))
-            top_experts = expert_table.chosen[forward_context.ids]
+            top_experts = expert_table.chosen[pass_state.token_ids]
             return self.weights(scores, top_experts), top_experts
 
     return {"linear": LinearRouterModules, "mlp": MLPRouterModules, "token_table": TableRouterModules}

@@ -21,7 +21,7 @@ from ..layers.conformer import ConformerLayer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from ..stack import Stack
 from ..stem import ConvStem
 from .base import TowerPart
@@ -125,6 +125,6 @@ def _reference_class() -> type[nn.Module]:
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
 
         def forward(self, frames: Tensor) -> Tensor:
-            return self._stack[0].forward(frames, ForwardContext(columns=1))
+            return self._stack[0].forward(frames, PassState(patch_columns=1))
 
     return AudioTowerReference

@@ -28,7 +28,7 @@ from ..conformer_convolution import ConformerConvolution
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .base import TowerPart, check_head_width
 from .subsampling import Subsampling
 
@@ -80,7 +80,7 @@ class ConformerAttention(Part):
             window_options = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
-            distances = Value(TableRows(name="distances", length=context + 1), x.axes, fixed=True)
+            distances = Value(TableRows(name="distances", row_count=context + 1), x.axes, is_constant=True)
             bias, window_options["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **window_options)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
@@ -152,14 +152,17 @@ class Conformer(TowerPart):
             x.rows,
         )
         if self.segment is not None:
-            x = x.view(*x.axes, new_rows=RowsPaddedAboveLeast(of=frames, block_rows=self.segment, least=self.segment))
+            x = x.view(
+                *x.axes,
+                new_rows=RowsPaddedAboveLeast(source_rows=frames, block_rows=self.segment, minimum_rows=self.segment),
+            )
         if self.relative_buckets is not None:
             bias, _ = recorder.table("relative_bias", Axis("buckets", self.relative_buckets), heads, of=ONCE)
         layer_indices = range(layer_kind) if isinstance(layer_kind, int) else None
         x = recorder.layers(x, lambda v: self._record_layer(recorder, v, bias), layer_kind, layer_indices, kind="layer")
         if self.segment is not None:
             x = x.view(*x.axes, new_rows=frames)
-        x = x.view(*x.axes, new_rows=StridedConvolutionRows(of=frames, stride=self.reduction))
+        x = x.view(*x.axes, new_rows=StridedConvolutionRows(source_rows=frames, stride=self.reduction))
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", layer_kind), Axis("bounds", self.clamps))
         if self.output_size is not None:
@@ -358,14 +361,14 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(
-                "mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), ForwardContext())
+                "mlp_1", self.mlp_1(self.get_submodule("mlp_1_pre_norm")(x), PassState())
             )
             x = x + self._normalize_output(
                 "self_attn", self.self_attn(self.get_submodule("self_attn_pre_norm")(x), bias)
             )
             x = x + self.convolution(self.get_submodule("convolution_pre_norm")(x))
             x = x + 0.5 * self._normalize_output(
-                "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), ForwardContext())
+                "mlp_2", self.mlp_2(self.get_submodule("mlp_2_pre_norm")(x), PassState())
             )
             return self.norm(x)
 

@@ -88,7 +88,7 @@ class ConvNextEncoder(TowerPart):
         return self.num_filters * int(2**stage_index)
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("channels", self.channels),), fixed=True)
+        return Value(PATCHES, (Axis("channels", self.channels),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
@@ -97,7 +97,7 @@ class ConvNextEncoder(TowerPart):
             kernel_size = 2 * stride if stage_index else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_index}"):
-                position_rows = MergedPatchRows(of=x.rows, frames=stride) if stage_index else x.rows
+                position_rows = MergedPatchRows(source_rows=x.rows, frames=stride) if stage_index else x.rows
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         x = recorder.conv("conv_out", x, Axis("hidden", self.output_size), kernel=self.kernel_size, bias=True)
@@ -119,7 +119,9 @@ class ConvNextEncoder(TowerPart):
             kernel_size = 2 * stride if stage_number else self.kernel_size
             channels = Axis("channels", self.channels_of(stage_index))
             with recorder.scope(f"stage_{stage_number}"):
-                position_rows = MultipliedRows("positions", of=x.rows, by=stride) if stage_number else x.rows
+                position_rows = (
+                    MultipliedRows("positions", source_rows=x.rows, rows_per_source=stride) if stage_number else x.rows
+                )
                 x = recorder.conv("conv", x, channels, kernel=kernel_size, bias=True, rows=position_rows)
                 x = self._record_blocks(recorder, x, stage_index)
         recorder.conv("conv_out", x, Axis("samples", self.channels), kernel=self.kernel_size, bias=True)

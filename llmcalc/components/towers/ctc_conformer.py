@@ -22,7 +22,7 @@ from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .base import TowerPart
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CtcConformer(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("mel", self.input_size),), fixed=True)
+        return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
@@ -98,7 +98,7 @@ class CtcConformer(TowerPart):
                 ("label_head", self.hidden_size, self.labels),
                 ("label_proj", self.labels, self.hidden_size),
             ):
-                input_value = Value(x.rows, (Axis("width", input_width),), fixed=True)
+                input_value = Value(x.rows, (Axis("width", input_width),), is_constant=True)
                 recorder.linear(projection, input_value, Axis("hidden", output_width), bias=True, role="idle")
         return x
 
@@ -132,9 +132,9 @@ class CtcConformer(TowerPart):
     def _record_attention(self, recorder: Flow, x: Value) -> Value:
         frames, head_dim = x.rows, Axis("head_dim", self.head_dim)
         head_axes = Axis("heads", self.num_attention_heads), head_dim
-        x = x.view(*x.axes, new_rows=PaddedRows(of=frames, block_rows=self.block))
+        x = x.view(*x.axes, new_rows=PaddedRows(source_rows=frames, block_rows=self.block))
         q, k, v = (recorder.linear(f"{projection_letter}_proj", x, *head_axes) for projection_letter in "qkv")
-        distance_rows = TableRows(name="distances", length=self.block * self.block)
+        distance_rows = TableRows(name="distances", row_count=self.block * self.block)
         recorder.table(
             "distance_keys", Axis("distances", 2 * self.max_distance + 1), head_dim, of=distance_rows, by="positions"
         )
@@ -253,7 +253,7 @@ def _reference_class() -> type[nn.Module]:
 
         def _add_half_network_output(self, network_name: str, x: Tensor) -> Tensor:
             return x + 0.5 * self.get_submodule(network_name)(
-                self.get_submodule(f"{network_name}_pre_norm")(x), ForwardContext()
+                self.get_submodule(f"{network_name}_pre_norm")(x), PassState()
             )
 
         def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from ..stack import Stack
 from .base import TowerPart
 
@@ -59,7 +59,7 @@ class SpeakerEncoder(Part):
             "upsampler", speaker_features, frame_axis, head_axis, kernel=KERNEL_SIZE, bias=True
         )
         speaker_features = speaker_features.view(
-            head_axis, new_rows=MultipliedRows("frames", of=x.rows, by=frame_count)
+            head_axis, new_rows=MultipliedRows("frames", source_rows=x.rows, rows_per_source=frame_count)
         )
         speaker_features = recorder.act(
             recorder.linear("dense", recorder.act(speaker_features, "relu"), head_axis, bias=True), "relu"
@@ -89,7 +89,7 @@ class WordTimestamps(Part):
 
     def flow(self, recorder: Flow, x: Value) -> None:
         """Records the head. x: the hidden states of speech recognition."""
-        timestamp_rows = MultipliedRows("timestamps", of=x.rows, by=self.upsampling_factor)
+        timestamp_rows = MultipliedRows("timestamps", source_rows=x.rows, rows_per_source=self.upsampling_factor)
         upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
@@ -143,12 +143,12 @@ class DiarizedEncoder(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
+        return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records both encoders and returns the sum of their outputs for the projector."""
-        frames = recorder.merge(x, MergedPatchRows(of=x.rows, frames=self.frames), Axis("frames", self.frames))
-        frames.fixed = True
+        frames = recorder.merge(x, MergedPatchRows(source_rows=x.rows, frames=self.frames), Axis("frames", self.frames))
+        frames.is_constant = True
         stack_output = _record_stack(recorder, self.stack, frames, self.hidden_size)
         if self.timestamps is not None:
             with recorder.scope("timestamps", role="idle"):
@@ -157,7 +157,7 @@ class DiarizedEncoder(TowerPart):
             speaker_activity = self.speakers.flow(recorder, frames, self.frames)
         speaker_activity = recorder.part("speaker_norm", self.norm, speaker_activity)
         hidden_axis = Axis("hidden", self.hidden_size)
-        sinusoids = Value(stack_output.rows, (*speaker_activity.axes, hidden_axis), fixed=True)
+        sinusoids = Value(stack_output.rows, (*speaker_activity.axes, hidden_axis), is_constant=True)
         product_op = ops.Product(1, self.speakers.num_speakers, self.hidden_size, stack_output.rows)
         speaker_states = recorder.core(
             "speaker_embedding", product_op, speaker_activity, sinusoids, axes=(hidden_axis,)
@@ -213,7 +213,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own
 
         def run_layers(self, x: Tensor) -> Tensor:
-            return self._layers[0].forward(x, ForwardContext(columns=1))
+            return self._layers[0].forward(x, PassState(patch_columns=1))
 
     class SpeakerReference(EncoderLayers):
         """Detects the speakers. frames: [clips, positions, frames · bins] → [clips, positions, speakers]."""

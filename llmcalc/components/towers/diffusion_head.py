@@ -51,8 +51,8 @@ class DiffusionHead(Part):
     def flow(self, recorder: Flow, latents: Value) -> None:
         """Records the diffusion head. latents: the vectors that the head predicts."""
         hidden_axis = Axis("hidden", self.hidden_size)
-        text_output = Value(latents.rows, (hidden_axis,), fixed=True)
-        sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), fixed=True)
+        text_output = Value(latents.rows, (hidden_axis,), is_constant=True)
+        sinusoids = Value(latents.rows, (Axis("frequencies", self.frequency_size),), is_constant=True)
         x = recorder.linear("latent_proj", latents, hidden_axis)
         step_embedding = recorder.act(recorder.linear("step_proj_1", sinusoids, hidden_axis), self.hidden_act)
         condition = recorder.add(

@@ -22,7 +22,7 @@ from ..batch_norm import batch_norm_class, record_batch_norm
 from ..inputs import ImageInput
 from ..mixers.attention import Attention
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .base import TowerPart
 from .projector import Map
 from .vision import Patches
@@ -48,7 +48,7 @@ class ImageGeneration(Part):
     def flow(self, recorder: Flow, codes: Value, codebook_size: Vocab) -> None:
         """Records the embeddings, the projection and the head. codes: rows of the codebook."""
         embeddings, _ = recorder.table("embeddings", Axis("codes", codebook_size), *codes.axes, of=codes.rows)
-        hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), fixed=True)
+        hidden_states = Value(codes.rows, (Axis("hidden", self.head_input_size),), is_constant=True)
         for projection, projector, x in (("map", self.maps, embeddings), ("head", self.head, hidden_states)):
             for layer_index, linear_map in enumerate(projector, 1):
                 x = linear_map.flow(recorder, x, f"{projection}_{layer_index}")
@@ -135,7 +135,7 @@ class ImageTokenizer(TowerPart):
     def input_value(self) -> Value:
         pixels_per_side = self.patches.patch_size
         pixels = Axis("channels", self.in_channels), Axis("height", pixels_per_side), Axis("width", pixels_per_side)
-        return Value(PATCHES, pixels, fixed=True)
+        return Value(PATCHES, pixels, is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
@@ -170,7 +170,7 @@ class ImageTokenizer(TowerPart):
         x = recorder.act(self._normalize(recorder, "norm_out", x), "silu")
         x = self._convolve(recorder, "conv_out", x, self.latent_channels)
         for i in range(1, self.temporal_levels + 1):
-            position_rows = MergedPatchRows(of=positions, frames=2**i)
+            position_rows = MergedPatchRows(source_rows=positions, frames=2**i)
             x = self._convolve(
                 recorder, f"time_conv_{i}", x, self.latent_channels, kernel=4 * 9, conv_rows=position_rows
             )
@@ -319,7 +319,7 @@ class ImageTokenizer(TowerPart):
 
 def _upsampled_positions(grid_rows: Rows, doubling_count: int) -> Rows:
     """Returns the positions of a grid after its sides were doubled `doubling_count` times."""
-    return MultipliedRows("positions", of=grid_rows, by=4**doubling_count)
+    return MultipliedRows("positions", source_rows=grid_rows, rows_per_source=4**doubling_count)
 
 
 @cache
@@ -427,7 +427,7 @@ def _reference_class() -> type[nn.Module]:
 
         def attend(self, module: nn.Module, attention_name: str, x: Tensor, *codes: Tensor) -> Tensor:
             normed_x = module.get_submodule(f"{attention_name}_norm")(x, *codes).flatten(2).transpose(1, 2)
-            attn_output: Tensor = module.get_submodule(attention_name)(normed_x, ForwardContext())
+            attn_output: Tensor = module.get_submodule(attention_name)(normed_x, PassState())
             return x + attn_output.transpose(1, 2).unflatten(2, x.shape[2:])
 
         def run_level(self, level_index: int, x: Tensor, block_count: int, *codes: Tensor) -> Tensor:

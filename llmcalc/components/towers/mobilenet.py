@@ -198,7 +198,7 @@ class MobileNet(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns output_side × output_side positions of an image."""
-        pixels = MultipliedRows("positions", of=x.rows, by=self.patches.patch_size**2)
+        pixels = MultipliedRows("positions", source_rows=x.rows, rows_per_source=self.patches.patch_size**2)
         x = x.view(Axis("channels", self.num_channels), new_rows=pixels)
         x = self._record_conv(recorder, "stem", x, self.stem_channels, kernel=3, stride=2, bias=True, is_activated=True)
         stage_outputs: list[Value] = []
@@ -378,9 +378,15 @@ def _strided_rows(input_rows: Rows, stride: Stride) -> Rows:
     """Returns the axis of grid positions after a convolution with a stride."""
     if stride == 1:
         return input_rows
-    if isinstance(input_rows, MultipliedRows) and isinstance(input_rows.by, int) and input_rows.by % 4 == 0:
-        return MultipliedRows(input_rows.name, of=input_rows.of, by=input_rows.by // 4)
-    return MergedPatchRows(of=input_rows, side=2)
+    if (
+        isinstance(input_rows, MultipliedRows)
+        and isinstance(input_rows.rows_per_source, int)
+        and input_rows.rows_per_source % 4 == 0
+    ):
+        return MultipliedRows(
+            input_rows.name, source_rows=input_rows.source_rows, rows_per_source=input_rows.rows_per_source // 4
+        )
+    return MergedPatchRows(source_rows=input_rows, square_side=2)
 
 
 @cache

@@ -19,7 +19,7 @@ from ..base import Layers, ModelProperties, StackPosition
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .base import LearnedQueries
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class Perceiver(LearnedQueries):
         """Records the resampler and returns its latents for each image. x: the patches."""
         hidden_axis = Axis("hidden", self.hidden_size)
         latents = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        latents = latents.view(hidden_axis, new_rows=MultipliedRows(name="queries", of=IMAGES, by=self.queries))
+        latents = latents.view(
+            hidden_axis, new_rows=MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
+        )
         depth = self.num_hidden_layers
         layer_indices = range(depth) if isinstance(depth, int) else None
         latents = recorder.layers(
@@ -62,7 +64,7 @@ class Perceiver(LearnedQueries):
         """Records a layer and returns its latents."""
         queries = recorder.part("latents_norm", self.norm, latents)
         patches = recorder.part("patches_norm", self.norm, patches)
-        memory_rows = ConcatenatedRows(name="patches and latents", first=patches.rows, second=queries.rows)
+        memory_rows = ConcatenatedRows(name="patches and latents", first_rows=patches.rows, second_rows=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
@@ -106,8 +108,8 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)
             memory = torch.cat([self.get_submodule("patches_norm")(patches), queries], 1)
-            latents = latents + self.self_attn(queries, ForwardContext(memory=memory))
-            return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), ForwardContext())
+            latents = latents + self.self_attn(queries, PassState(memory=memory))
+            return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), PassState())
 
     class PerceiverReference(nn.Module):
         """Reads patches by learned latents. x: [images, patches, hidden] → [images, latents, hidden]."""

@@ -27,7 +27,7 @@ from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from ..stack import Stack
 from .base import LearnedQueries, TowerPart
 
@@ -63,7 +63,7 @@ class Map(Part):
             return recorder.mul(gated_half, _activate(recorder, gate, self.hidden_act))
         hidden_axis = Axis("hidden", self.size)
         if self.halves:
-            halved_rows = MergedPatchRows(of=x.rows, side=2)
+            halved_rows = MergedPatchRows(source_rows=x.rows, square_side=2)
             x = recorder.conv(linear_name, x, hidden_axis, kernel=9, bias=self.bias, rows=halved_rows)
             return _activate(recorder, x, self.hidden_act)
         return _activate(recorder, recorder.linear(linear_name, x, hidden_axis, bias=self.bias), self.hidden_act)
@@ -108,7 +108,7 @@ class Resampler(LearnedQueries):
         query_count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
         keys = recorder.linear("kv_proj", x, hidden) if self.projected else x
         keys = recorder.part("kv_norm", self.norm, keys)
-        query_rows = MultipliedRows(name="queries", of=IMAGES, by=self.queries)
+        query_rows = MultipliedRows(name="queries", source_rows=IMAGES, rows_per_source=self.queries)
         query = recorder.vector("query", query_count, hidden, row_count=self.queries).view(hidden, new_rows=query_rows)
         query = recorder.part("query_norm", self.norm, query)
         if self.positions:
@@ -236,7 +236,7 @@ class Projector(TowerPart):
         return last_map.size // 2 if last_map.gated else last_map.size
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
+        return Value(PATCHES, (Axis("hidden", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projector and returns the projected patches.
@@ -271,7 +271,7 @@ class Projector(TowerPart):
         if are_equal(self.merge, 1) and are_equal(self.frames, 1):
             return x
         merged_axes = (Axis("rows", self.merge), Axis("columns", self.merge))
-        merged_rows = MergedPatchRows(of=x.rows, side=self.merge, frames=self.frames)
+        merged_rows = MergedPatchRows(source_rows=x.rows, square_side=self.merge, frames=self.frames)
         return recorder.merge(x, merged_rows, Axis("frames", self.frames), *merged_axes, is_mean=self.merged == "mean")
 
     def _append_marker_vectors(
@@ -279,7 +279,9 @@ class Projector(TowerPart):
     ) -> Value:
         """Appends learned marker vectors to x."""
         mark_vectors = recorder.vector(marker_name, Axis("marks", marker_count), *axes, row_count=marker_count)
-        return recorder.cat(x, mark_vectors, axes=x.axes, rows=ExtendedRows(of=x.rows, more=marker_count))
+        return recorder.cat(
+            x, mark_vectors, axes=x.axes, rows=ExtendedRows(source_rows=x.rows, extra_rows=marker_count)
+        )
 
     def describe(self, hidden_size: int) -> str:
         return " → ".join(str(width) for width in (self.input_size, *(linear_map.size for linear_map in self.maps)))
@@ -391,8 +393,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
             query = query + self.positions.weight if hasattr(self, "positions") else query
             if not hasattr(self, "attention_out"):
-                return self.attention(query, ForwardContext(memory=keys))
-            heads = self.attention(self.q_in(query), ForwardContext(memory=self.k_in(keys)), self.v_in(keys))
+                return self.attention(query, PassState(memory=keys))
+            heads = self.attention(self.q_in(query), PassState(memory=self.k_in(keys)), self.v_in(keys))
             return self.attention_out(heads)
 
     class ProjectorReference(nn.Module):
@@ -459,7 +461,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             x = self.output_marks(x) if hasattr(self, "output_marks") else x
             x = activate(self.spec.out_act, self.out_norm(x) if hasattr(self, "out_norm") else x)
             for stack in self._stack:
-                x = stack.forward(x, ForwardContext(columns=1))
+                x = stack.forward(x, PassState(patch_columns=1))
             return x
 
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:

@@ -20,7 +20,7 @@ from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .base import LearnedQueries, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class QFormer(LearnedQueries):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the layers and returns the queries for each image or window. x: the patches."""
         hidden_axis, window = Axis("hidden", self.hidden_size), self.window
-        window_axis = IMAGES if window is None else WindowRows(of=x.rows, window=window)
-        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(of=x.rows, block_rows=window))
+        window_axis = IMAGES if window is None else WindowRows(source_rows=x.rows, window_rows=window)
+        patches = x if window is None else x.view(*x.axes, new_rows=PaddedRows(source_rows=x.rows, block_rows=window))
         queries = recorder.vector("query", Axis("queries", self.queries), hidden_axis, row_count=self.queries)
-        query_rows = MultipliedRows(name="queries", of=window_axis, by=self.queries)
-        single_rows = query_rows if window is None else TableRows(name="queries", length=self.queries)
+        query_rows = MultipliedRows(name="queries", source_rows=window_axis, rows_per_source=self.queries)
+        single_rows = query_rows if window is None else TableRows(name="queries", row_count=self.queries)
         queries = recorder.part("query_norm", self.norm, queries.view(hidden_axis, new_rows=single_rows))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             queries = self._record_layer(recorder, queries, patches, query_rows)
@@ -180,7 +180,7 @@ def _reference_class() -> type[nn.Module]:
             x = self.get_submodule("self_attn_post_norm")(x + self.self_attn(x, x))
             if self.cross_attn is not None:
                 x = self.get_submodule("cross_attn_post_norm")(x + self.cross_attn(x, patches))
-            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, ForwardContext()))
+            layer_output: Tensor = self.get_submodule("mlp_post_norm")(x + self.mlp(x, PassState()))
             return layer_output
 
     class QFormerReference(nn.Module):

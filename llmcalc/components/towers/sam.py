@@ -22,7 +22,7 @@ from ..base import Flag, Heads, Layers, ModelProperties, Width
 from ..inputs import ImageInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from .base import TowerPart, check_head_width
 from .vision import Patches, PatchPositions
 
@@ -112,7 +112,7 @@ class SamEncoder(TowerPart):
         with recorder.scope("neck"):
             x = self._record_neck(recorder, x)
         for halving_index, channels in enumerate(self.halvings, 1):
-            merged_rows = MergedPatchRows(of=patches, side=2**halving_index)
+            merged_rows = MergedPatchRows(source_rows=patches, square_side=2**halving_index)
             x = recorder.conv(f"halving_{halving_index}", x, Axis("channels", channels), kernel=9, rows=merged_rows)
         return x
 
@@ -145,7 +145,7 @@ class SamEncoder(TowerPart):
         scored_distances = 0
         if self.relative_positions:
             scored_distances = 2 * window_side
-            distances = TableRows(name="distances", length=window_side * window_side)
+            distances = TableRows(name="distances", row_count=window_side * window_side)
             for table_name in ("row_distances", "column_distances"):
                 recorder.table(
                     table_name, Axis("distances", 2 * window_side - 1), head_dim, of=distances, by="positions"
@@ -268,7 +268,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             x = x + self.self_attn(self.self_attn_pre_norm(x))
-            return x + self.mlp(self.mlp_pre_norm(x), ForwardContext())
+            return x + self.mlp(self.mlp_pre_norm(x), PassState())
 
     class SamNeck(nn.Module):
         """Applies two convolutions with norms. x: [images, hidden, rows, columns] → [images, channels, …]."""

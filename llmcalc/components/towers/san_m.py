@@ -19,7 +19,7 @@ from ..base import Heads, Kernel, Layers, ModelProperties, Width
 from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 from .base import TowerPart, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ class SanMEncoder(TowerPart):
         return self.hidden_size
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("mel", self.input_size),), fixed=True)
+        return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the encoder and returns its output for the projector."""
-        x = recorder.add(x, Value(x.rows, x.axes, fixed=True))
+        x = recorder.add(x, Value(x.rows, x.axes, is_constant=True))
         with recorder.scope("layers", repeat=1, indices=[0], kind="layer", label="first"):
             x = self._record_layer(recorder, x, 0 in self.normed_layers)
         for has_norm, layer_indices in later_layer_kinds(self.num_hidden_layers, self.normed_layers):
@@ -166,7 +166,7 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             attn_output = self.self_attn(self.self_attn_pre_norm(x))
             x = x + attn_output if x.shape == attn_output.shape else attn_output
-            x = x + self.mlp(self.mlp_pre_norm(x), ForwardContext())
+            x = x + self.mlp(self.mlp_pre_norm(x), PassState())
             return self.norm(x) if hasattr(self, "norm") else x
 
     class SanMReference(nn.Module):

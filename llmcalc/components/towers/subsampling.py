@@ -81,24 +81,24 @@ class Subsampling(Component):
 
     def input_value(self) -> Value:
         """The audio frames, with one value per mel bin."""
-        return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), fixed=True)
+        return Value(self._convolved_rows(PATCHES, 0), (Axis("mel", self.num_mel_bins),), is_constant=True)
 
     @property
     def positions(self) -> Rows:
         """The axis of encoder positions after frames are convolved in chunks, without padding positions."""
         strides = tuple(convolution.stride[0] for convolution in self.convolutions)
-        return RowsInChunks(chunk=self.chunk, strides=strides, padded=False)
+        return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_last_chunk=False)
 
     def _convolved_rows(self, frames: Rows, conv_count: int) -> Rows:
         """Returns the rows after `conv_count` convolutions. frames: the rows before the last convolution."""
         if self.chunk is not None:
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
-            return RowsInChunks(chunk=self.chunk, strides=strides, whole=self.whole_chunks)
+            return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_single_chunk=self.whole_chunks)
         convolution = self.convolutions[conv_count - 1]
         return (
             frames
             if conv_count == 0
-            else StridedConvolutionRows(of=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
+            else StridedConvolutionRows(source_rows=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
         )
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
@@ -112,12 +112,14 @@ class Subsampling(Component):
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         output_axes, frames, frequency_bins = width or x.axes, x.rows, self.num_mel_bins
-        conv_output = x.view(Axis("channels", 1), new_rows=MultipliedRows("spectrum", of=frames, by=frequency_bins))
+        conv_output = x.view(
+            Axis("channels", 1), new_rows=MultipliedRows("spectrum", source_rows=frames, rows_per_source=frequency_bins)
+        )
         for conv_index, conv in enumerate(self.convolutions, 1):
             (time_kernel, frequency_kernel), channels = conv.kernel, Axis("channels", conv.channels)
             frames = self._convolved_rows(frames, conv_index)
             frequency_bins = floor_div(frequency_bins + 2 - frequency_kernel, conv.stride[1]) + 1
-            spectrum_rows = MultipliedRows("spectrum", of=frames, by=frequency_bins)
+            spectrum_rows = MultipliedRows("spectrum", source_rows=frames, rows_per_source=frequency_bins)
             if conv.separable:
                 conv_output = recorder.conv(
                     f"depthwise_{conv_index}",

@@ -25,7 +25,7 @@ from ..mixers.short_conv import ShortConv
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import ForwardContext, vector_module
+from ..runtime import PassState, vector_module
 from ..stack import Stack
 from .base import TowerPart
 from .window_merger import WindowMerger
@@ -52,7 +52,7 @@ class Patches(Part):
         """Returns the tower's input: the pixels of every patch."""
         patch_axes = (Axis("height", self.patch_size), Axis("width", self.patch_size))
         axes = (Axis("channels", self.num_channels), Axis("frames", self.temporal_patch_size), *patch_axes)
-        return Value(PATCHES, axes, fixed=True)
+        return Value(PATCHES, axes, is_constant=True)
 
 
 class PatchPositions(Part):
@@ -209,12 +209,16 @@ class VisionTower(TowerPart):
         if self.tiles is not None:
             x = self.tiles.flow(recorder, x, "pre_tile_embedding")
         if self.class_embedding:
-            x = recorder.cat(x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=ExtendedRows(of=patches))
+            x = recorder.cat(
+                x, recorder.vector("class_embedding", hidden), axes=x.axes, rows=ExtendedRows(source_rows=patches)
+            )
         if self.registers:
             registers = recorder.vector(
                 "registers", Axis("registers", self.registers), hidden, row_count=self.registers
             )
-            x = recorder.cat(x, registers, axes=x.axes, rows=ExtendedRows(of=patches, more=self.vector_count))
+            x = recorder.cat(
+                x, registers, axes=x.axes, rows=ExtendedRows(source_rows=patches, extra_rows=self.vector_count)
+            )
         else:
             x = self._add_positions(recorder, x)
         if self.tiles is not None and self.positions is not None:
@@ -393,8 +397,8 @@ def _reference_class() -> type[nn.Module]:
             self.norm, self.mlp = spec.norm.reference(model_properties), spec.feed_forward.reference(model_properties)
 
         def forward(self, x: Tensor) -> Tensor:
-            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), ForwardContext(memory=x))
-            return pooled_vector + self.mlp(self.norm(pooled_vector), ForwardContext())
+            pooled_vector = self.attention(self.probe.weight.expand(len(x), 1, -1), PassState(memory=x))
+            return pooled_vector + self.mlp(self.norm(pooled_vector), PassState())
 
     class VisionTowerReference(nn.Module):
         """Encodes pixels: [images, channels, frames, height, width] → [images, patches, hidden].
@@ -474,12 +478,12 @@ def _reference_class() -> type[nn.Module]:
             elif hasattr(self, "position_embedding"):
                 x = self._add_position_embeddings(x, patch_rows, patch_columns)
             x = self.tile_positions(x) if self.spec.tiles is not None else x
-            x = self._stack[0].forward(x, ForwardContext(columns=patch_columns))
+            x = self._stack[0].forward(x, PassState(patch_columns=patch_columns))
             if self.spec.tiles is not None:
-                x = self.upper(self.post_tile_embedding(x), ForwardContext(columns=patch_columns))
+                x = self.upper(self.post_tile_embedding(x), PassState(patch_columns=patch_columns))
             if self.spec.merger is not None:
                 merged_patches: Tensor = self.upper(
-                    self.merger(x, patch_columns), ForwardContext(columns=patch_columns // self.spec.merger.side)
+                    self.merger(x, patch_columns), PassState(patch_columns=patch_columns // self.spec.merger.side)
                 )
                 return merged_patches
             vector_count = int(self.spec.class_embedding) + self.spec.registers

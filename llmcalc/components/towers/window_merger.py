@@ -17,7 +17,7 @@ from ...workload.derived_rows import MergedPatchRows
 from ..base import ModelProperties, Part, Width
 from ..mixers.attention import Attention
 from ..norm import Norm
-from ..runtime import ForwardContext
+from ..runtime import PassState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,7 +47,7 @@ class WindowMerger(Part):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
-        hidden_axes, merged_rows = x.axes, MergedPatchRows(of=x.rows, side=self.side)
+        hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
         with recorder.apart(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
@@ -82,7 +82,7 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, patch_columns: int) -> Tensor:
             square_side = self.side
-            x = x + self.self_attn(self.self_attn_pre_norm(x), ForwardContext(columns=patch_columns))
+            x = x + self.self_attn(self.self_attn_pre_norm(x), PassState(patch_columns=patch_columns))
             patch_squares = (
                 x.unflatten(1, (-1, square_side, patch_columns // square_side, square_side))
                 .transpose(2, 3)

@@ -94,21 +94,21 @@ class WeightTensor:
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.
     tensor: its shape and role.
-    times: number of such tensors; more than 1 only if the depth is not an integer (a symbol or an array).
+    copies: number of such tensors; more than 1 only if the depth is not an integer (a symbol or an array).
     layer: index of the layer in its stack; None outside of layers.
     parent: the parent node of its module.
-    optional: the optional part that it belongs to (`mtp`, `towers`); empty for the model itself.
-    names: the names that published models give its module; empty where no list of names is read.
+    optional_part: the optional part that it belongs to (`mtp`, `towers`); empty for the model itself.
+    published_names: the names that published models give its module; empty where no list of names is read.
     """
 
     path: str
     kind: str
     tensor: ParamTensor
-    times: Number
+    copies: Number
     layer: int | None
     parent: Node
-    optional: str = ""
-    names: tuple[str, ...] = ()
+    optional_part: str = ""
+    published_names: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -141,11 +141,11 @@ def _weight_tensors_below_node(
         child_path = f"{node_tensor.path}.{child_node.name}" if node_tensor.path else child_node.name
         if child_node.indices is None:
             tensor_copies: Iterable[tuple[str, Number, int | None]] = [
-                (child_path, times(node_tensor.times, child_node.repeat), node_tensor.layer)
+                (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer)
             ]
         else:
             layer_indices = child_node.indices[:1] if first_copies else child_node.indices
-            tensor_copies = [(f"{child_path}.{i}", node_tensor.times, i) for i in layer_indices]
+            tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
         counted_op, parent_node = child_position.use, node_position.node
         tensors = () if counted_op is None else counted_op.tensors()
         for tensor_path, copy_count, layer_index in tensor_copies:
@@ -185,14 +185,14 @@ class QuantizationScheme:
     remarks: tuple[str, ...] = ()
 
     @property
-    def reads_names(self) -> bool:
+    def depends_on_names(self) -> bool:
         """Whether the conversion of a tensor depends on the module's name."""
         return False
 
-    def look_up(self, module_names: tuple[str, ...]) -> None:
+    def mark_used(self, module_names: tuple[str, ...]) -> None:
         """Marks the config's list entries for an uncounted module as used, so that no entry is reported as unused."""
 
-    def store(
+    def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         """Yields each tensor and the bytes of one copy of the tensor.
@@ -260,7 +260,7 @@ def quantized_size(
     parts_by_component: dict[str, StoredBytes] = {}
     for weight_tensor, stored_parts in stored_tensors(spec, quantization_scheme, dtype, included_parts, module_names):
         parts_by_component[weight_tensor.kind] = (
-            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.times
+            parts_by_component.get(weight_tensor.kind, NOTHING) + stored_parts * weight_tensor.copies
         )
     total_parts = sum(parts_by_component.values(), NOTHING)
     return QuantizedSize(
@@ -283,22 +283,22 @@ def stored_tensors(
         )
     node_tree = spec.tree()
     params = list(weight_tensors_of(node_tree, included_parts))
-    if quantization_scheme.reads_names:
+    if quantization_scheme.depends_on_names:
         module_names = module_names or ModuleNames(node_tree, spec.kind, {})
-        params = [replace(weight_tensor, names=module_names(weight_tensor.path)) for weight_tensor in params]
+        params = [replace(weight_tensor, published_names=module_names(weight_tensor.path)) for weight_tensor in params]
         included_paths = {weight_tensor.path for weight_tensor in params}
         for tensor_path in (
             weight_tensor.path
             for weight_tensor in weight_tensors_of(node_tree, frozenset({MTP.name}))
             if weight_tensor.path not in included_paths
         ):
-            quantization_scheme.look_up(module_names(tensor_path))
-    text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional != TOWERS.name]
-    encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional == TOWERS.name]
+            quantization_scheme.mark_used(module_names(tensor_path))
+    text_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part != TOWERS.name]
+    encoder_tensors = [weight_tensor for weight_tensor in params if weight_tensor.optional_part == TOWERS.name]
     if encoder_tensors and quantization_scheme.unconverted_dtype(dtype) != dtype:
         raise InputError(
             f"{TOWERS.option}: {quantization_scheme.label} files do not include vision and audio encoders, which are "
             f"in a separate file; remove {TOWERS.option}"
         )
     encoder_parts = ((tensor, unquantized_bytes(tensor.tensor.size, dtype)) for tensor in encoder_tensors)
-    yield from chain(quantization_scheme.store(spec, text_tensors, dtype), encoder_parts)
+    yield from chain(quantization_scheme.bytes_by_tensor(spec, text_tensors, dtype), encoder_parts)

@@ -70,9 +70,9 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
         "compressed-tensors",
         tuple(scheme_remarks),
         tuple(module_groups),
-        head=True,
-        everywhere=True,
-        excluded=excluded_modules,
+        converts_head=True,
+        converts_outside_layers=True,
+        excluded_modules=excluded_modules,
     )
 
 
@@ -119,20 +119,20 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
 class _WeightFields(NamedTuple):
     """The checked fields of `weights` in a config group.
 
-    fields: the table, for errors.
+    weight_table: the table, for errors.
     layout: storage format, one of `FORMATS`.
     bits: bits per weight.
-    group: columns that share a scale; None for a whole row.
-    blocks: (rows, columns) that share a scale; None without blocks.
+    group_size: columns that share a scale; None for a whole row.
+    block_shape: (rows, columns) that share a scale; None without blocks.
     """
 
-    fields: ConfigFields
+    weight_table: ConfigFields
     layout: str
-    kind: str
+    element_type: str
     bits: Any
-    group: int | None
-    blocks: tuple[int, int] | None
-    strategy: str
+    group_size: int | None
+    block_shape: tuple[int, int] | None
+    scale_strategy: str
     symmetric: bool
 
 
@@ -164,7 +164,7 @@ def _storage_format(
 ) -> tuple[LinearFormat, str]:
     """Returns the storage format of a module group, and the format's label."""
     weights = _read_weight_fields(group_table, layout)
-    if weights.kind == "float":
+    if weights.element_type == "float":
         return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
     return (
         _packed_int_format(weights) if weights.layout == "pack-quantized" else _whole_int_format(weights, static_scales)
@@ -172,21 +172,21 @@ def _storage_format(
 
 
 def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
-    weights.fields.check_choice("symmetric", weights.symmetric, True)
-    match weights.strategy, weights.layout:
+    weights.weight_table.check_choice("symmetric", weights.symmetric, True)
+    match weights.scale_strategy, weights.layout:
         case "tensor_group", "nvfp4-pack-quantized":
-            return FP4(weights.group or 16, 1, static_scales.scales), "nvfp4"
+            return FP4(weights.group_size or 16, 1, static_scales.scales), "nvfp4"
         case "group", "mxfp4-pack-quantized":
-            return FP4(weights.group or 32, 0), "mxfp4-linear"
+            return FP4(weights.group_size or 32, 0), "mxfp4-linear"
     expected_formats = "nvfp4-pack-quantized with tensor_group or mxfp4-pack-quantized with group, for 4-bit floats"
-    raise weights.fields.value_error("format", weights.layout, expected_formats)
+    raise weights.weight_table.value_error("format", weights.layout, expected_formats)
 
 
 def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
     weight_fields, scale_strategy, is_microscaling = (
-        weights.fields,
-        weights.strategy,
+        weights.weight_table,
+        weights.scale_strategy,
         weights.layout == "mxfp8-quantized",
     )
     weight_fields.check_choice("num_bits", weights.bits, 8)
@@ -194,32 +194,34 @@ def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
     weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "block", "group")
     scale_extent: tuple[int, int] | Whole = "tensor" if scale_strategy == "tensor" else "row"
     if scale_strategy == "group":
-        scale_extent = (1, weights.group or 32)
+        scale_extent = (1, weights.group_size or 32)
     if scale_strategy == "block":
-        if weights.blocks is None:
-            raise weight_fields.value_error("block_structure", weights.blocks, "two positive whole numbers")
-        scale_extent = weights.blocks
+        if weights.block_shape is None:
+            raise weight_fields.value_error("block_structure", weights.block_shape, "two positive whole numbers")
+        scale_extent = weights.block_shape
     if is_microscaling:
         weight_fields.check_choice("strategy", scale_strategy, "group")
     return FP8(scale_extent, 1 if is_microscaling else None, static_scales.scales, static_scales.zeros), "fp8"
 
 
 def _packed_int_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
-    weight_fields, bits, scale_strategy = weights.fields, weights.bits, weights.strategy
+    weight_fields, bits, scale_strategy = weights.weight_table, weights.bits, weights.scale_strategy
     weight_fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "group")
-    group_size = weights.group if scale_strategy == "group" else None
+    group_size = weights.group_size if scale_strategy == "group" else None
     has_indices = weight_fields.get("actorder") in ("group", True)
-    packed_format = PackedInt(bits, group_size, weights.symmetric, has_indices, whole=scale_strategy == "tensor")
+    packed_format = PackedInt(
+        bits, group_size, weights.symmetric, has_indices, has_tensor_scale=scale_strategy == "tensor"
+    )
     return packed_format, f"w{bits}a16" + ("" if group_size is None else f"-g{group_size}")
 
 
 def _whole_int_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the integer format with one byte per code."""
-    bits, scale_strategy = weights.bits, weights.strategy
-    weights.fields.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
-    weights.fields.check_choice("strategy", scale_strategy, "channel", "tensor", "group")
+    bits, scale_strategy = weights.bits, weights.scale_strategy
+    weights.weight_table.check_choice("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
+    weights.weight_table.check_choice("strategy", scale_strategy, "channel", "tensor", "group")
     scale_extent: int | Whole = "tensor" if scale_strategy == "tensor" else "row"
-    if scale_strategy == "group" and weights.group is not None:
-        scale_extent = weights.group
+    if scale_strategy == "group" and weights.group_size is not None:
+        scale_extent = weights.group_size
     return WholeInt(scale_extent, weights.symmetric, static_scales), f"w{bits}a8"

@@ -65,10 +65,12 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]
         head_in_doubt = not model_types.isdisjoint(HEAD_IN_DOUBT)
         return replace(
-            quantization_scheme, unconverted=frozenset().union(*unconverted_components), head_in_doubt=head_in_doubt
+            quantization_scheme,
+            unconverted_components=frozenset().union(*unconverted_components),
+            head_in_doubt=head_in_doubt,
         )
     return (
-        replace(quantization_scheme, stated=scheme_fields.where)
+        replace(quantization_scheme, config_section=scheme_fields.where)
         if isinstance(quantization_scheme, LinearScheme)
         else quantization_scheme
     )
@@ -120,7 +122,11 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     linear_format = FP8(
         block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
     )
-    expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if expert_dtype == "fp4" else None
+    expert_format = (
+        FP4(32, scale_bytes=scale_bytes, activation_scales=linear_format.activation_scales)
+        if expert_dtype == "fp4"
+        else None
+    )
     scheme_remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block_shape and not has_byte_scales
@@ -134,12 +140,12 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
             scheme_label,
             format_source,
             scheme_remarks,
-            (*unconverted_groups, LayerGroup(linear_format, experts=expert_format)),
+            (*unconverted_groups, LayerGroup(linear_format, expert_format=expert_format)),
         ),
         "modules_to_not_convert",
         "ignored_layers",
     )
-    return replace(linear_scheme, head=config.get("modules_to_not_convert") is not None)
+    return replace(linear_scheme, converts_head=config.get("modules_to_not_convert") is not None)
 
 
 def _read_fbgemm(config: ConfigFields) -> QuantizationScheme:
@@ -172,7 +178,7 @@ def _read_awq(config: ConfigFields) -> QuantizationScheme:
         named.AWQ_SOURCE,
         (),
         (LayerGroup(AWQ(group_size)),),
-        excluded=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
+        excluded_modules=ModuleList(config.get_strings("modules_to_not_convert"), "awq"),
     )
 
 
@@ -211,8 +217,8 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
         named.GPTQ_SOURCE,
         (named.ZERO_BIASES,),
         module_groups,
-        head=converts_head,
-        excluded=excluded_modules,
+        converts_head=converts_head,
+        excluded_modules=excluded_modules,
     )
 
 
@@ -276,7 +282,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
 
 def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
     config.ignore("dequantize")
-    return replace(named.mxfp4_scheme("mxfp4"), excluded=listed_modules(config))
+    return replace(named.mxfp4_scheme("mxfp4"), excluded_modules=listed_modules(config))
 
 
 def _read_bitnet(config: ConfigFields) -> QuantizationScheme | None:

@@ -100,33 +100,34 @@ class ActivationScales:
 class FP8(LinearFormat):
     """The FP8 format: one byte per weight, and scales.
 
-    over: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
+    scale_extent: the weights that share a scale: a block (rows, columns), a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
-    static: number of activation scales, in the model's format if scale_bytes is None, else in fp32.
-    static_zeros: number of their zero points, of one byte each.
+    activation_scales: number of activation scales, in the model's format if scale_bytes is None, else in fp32.
+    activation_zeros: number of their zero points, of one byte each.
     """
 
-    over: tuple[int, int] | Whole
+    scale_extent: tuple[int, int] | Whole
     scale_bytes: int | None = FP32
-    static: int = 0
-    static_zeros: int = 0
+    activation_scales: int = 0
+    activation_zeros: int = 0
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
-        if isinstance(self.over, tuple):
-            block_rows, block_columns = self.over
+        if isinstance(self.scale_extent, tuple):
+            block_rows, block_columns = self.scale_extent
             scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, block_columns)
         else:
-            scale_count = n_out if self.over == "row" else 1
+            scale_count = n_out if self.scale_extent == "row" else 1
         return StoredBytes(
             weights=n_out * n_in,
             scales=scale_count * scale_bytes,
-            other=self.static * (model_element_bytes if self.scale_bytes is None else FP32) + self.static_zeros,
+            other=self.activation_scales * (model_element_bytes if self.scale_bytes is None else FP32)
+            + self.activation_zeros,
         )
 
     @property
     def has_square_blocks(self) -> bool:
-        return isinstance(self.over, tuple)
+        return isinstance(self.scale_extent, tuple)
 
     def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
         """Returns an error text if ranks divide a block of weights that shares a scale; empty if they do not.
@@ -134,9 +135,9 @@ class FP8(LinearFormat):
         Sources: vLLM's quantization/utils/fp8_utils.py, `validate_fp8_block_shape`, and `Fp8MoEMethod.create_weights`;
         SGLang's fp8.py has the same checks.
         """
-        if not isinstance(self.over, tuple):
+        if not isinstance(self.scale_extent, tuple):
             return ""
-        axis_sizes = zip(("rows", "columns"), shard_shape, whole_shape, self.over, strict=True)
+        axis_sizes = zip(("rows", "columns"), shard_shape, whole_shape, self.scale_extent, strict=True)
         refusal_reasons = (
             _indivisible_reason(dimension, shard_size, block_size, "the block of")
             for dimension, shard_size, whole_size, block_size in axis_sizes
@@ -150,7 +151,11 @@ class FP8(LinearFormat):
 
     def describe(self) -> str:
         scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
-        scale_extent = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
+        scale_extent = (
+            f"block of {self.scale_extent[0]} × {self.scale_extent[1]}"
+            if isinstance(self.scale_extent, tuple)
+            else self.scale_extent
+        )
         return f"fp8, one scale ({scale_format}) per {scale_extent}"
 
 
@@ -162,47 +167,47 @@ NVFP4_BLOCK = 16
 class FP4(LinearFormat):
     """The FP4 format: half a byte per weight, and scales.
 
-    block: weights of a row that share a scale.
+    block_columns: weights of a row that share a scale.
     tensor_scales: number of fp32 scales of the whole tensor.
-    static: number of fp32 activation scales.
+    activation_scales: number of fp32 activation scales.
     scale_bytes: bytes per block scale; default 1.
     """
 
-    block: int
+    block_columns: int
     tensor_scales: int = 0
-    static: int = 0
+    activation_scales: int = 0
     scale_bytes: int = 1
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        block_count = n_out * ceil_div(n_in, self.block)
+        block_count = n_out * ceil_div(n_in, self.block_columns)
         return StoredBytes(
             weights=n_out * ceil_div(n_in, 2),
             scales=block_count * self.scale_bytes + FP32 * self.tensor_scales,
-            other=FP32 * self.static,
+            other=FP32 * self.activation_scales,
         )
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.block, "group_size")
+        return _indivisible_reason("columns", n_in, self.block_columns, "group_size")
 
     @property
     def kernel_type(self) -> str:
-        return "nvfp4" if self.block == NVFP4_BLOCK else "mxfp4"
+        return "nvfp4" if self.block_columns == NVFP4_BLOCK else "mxfp4"
 
     def describe(self) -> str:
-        return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
+        return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block_columns}" + (
             ", one fp32 scale per tensor" if self.tensor_scales else ""
         )
 
 
 @frozen(slots=True)
 class AWQ(LinearFormat):
-    """The AWQ format. group: columns that share a scale and a zero point; None for a whole row."""
+    """The AWQ format. group_size: columns that share a scale and a zero point; None for a whole row."""
 
-    group: int | None
+    group_size: int | None
     bits: int = 4
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
+        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
         words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
         return StoredBytes(
             weights=n_in * words_per_row * INT32,
@@ -211,7 +216,7 @@ class AWQ(LinearFormat):
         )
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group or 1, "group_size") or _indivisible_reason(
+        return _indivisible_reason("columns", n_in, self.group_size or 1, "group_size") or _indivisible_reason(
             "rows", n_out, 32 // self.bits
         )
 
@@ -220,25 +225,27 @@ class AWQ(LinearFormat):
         return "awq"
 
     def describe(self) -> str:
-        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}"
+        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group_size)}"
 
 
 @frozen(slots=True)
 class GPTQ(LinearFormat):
     """The GPTQ format. Zero points are stored for symmetric weights, too.
 
-    group: as in `AWQ`. indexed: whether the group of each column is stored, true by default.
+    group_size: as in `AWQ`. has_group_indices: whether the group of each column is stored, true by default.
     """
 
     bits: int
-    group: int | None
-    indexed: bool = True
+    group_size: int | None
+    has_group_indices: bool = True
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
+        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
         zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
-        return StoredBytes(weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.indexed else 0)
+        return StoredBytes(
+            weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.has_group_indices else 0
+        )
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
@@ -247,29 +254,31 @@ class GPTQ(LinearFormat):
         )
 
     def describe(self) -> str:
-        index_text = ", one int32 index per column" if self.indexed else ""
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group)}{index_text}"
+        index_text = ", one int32 index per column" if self.has_group_indices else ""
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group_size)}{index_text}"
 
 
 @frozen(slots=True)
 class AWQInt4(LinearFormat):
     """The AWQ format of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
 
-    group: columns that share a scale. static: number of further fp32 scales, of the tensor and of its input.
+    group_size: columns that share a scale. extra_scales: number of further fp32 scales, of the tensor and of its input.
     """
 
-    group: int
-    static: int = 0
+    group_size: int
+    extra_scales: int = 0
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * ceil_div(n_in, self.group) * FP32
-        return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.static * FP32)
+        scale_bytes = n_out * ceil_div(n_in, self.group_size) * FP32
+        return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.extra_scales * FP32)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("rows", n_out, 2) or _indivisible_reason("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("rows", n_out, 2) or _indivisible_reason(
+            "columns", n_in, self.group_size, "group_size"
+        )
 
     def describe(self) -> str:
-        return f"int4, one fp32 scale per group of {self.group} columns"
+        return f"int4, one fp32 scale per group of {self.group_size} columns"
 
 
 BNB_BLOCK, BNB_NESTED = 64, 256
@@ -277,20 +286,24 @@ BNB_BLOCK, BNB_NESTED = 64, 256
 
 @frozen(slots=True)
 class Bnb4(LinearFormat):
-    """The nf4 or fp4 format of bitsandbytes. double: whether the scales are also quantized (double quantization)."""
+    """The nf4 or fp4 format of bitsandbytes. double_quantization: whether the scales are also quantized."""
 
-    double: bool = False
+    double_quantization: bool = False
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         weight_count = n_out * n_in
         block_count = ceil_div(weight_count, BNB_BLOCK)
-        scale_bytes = block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double else block_count * FP32
-        quant_map_bytes = 16 * FP32 + (256 * FP32 if self.double else 0)
+        scale_bytes = (
+            block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double_quantization else block_count * FP32
+        )
+        quant_map_bytes = 16 * FP32 + (256 * FP32 if self.double_quantization else 0)
         return StoredBytes(weights=ceil_div(weight_count, 2), scales=scale_bytes, other=quant_map_bytes)
 
     def describe(self) -> str:
-        nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
-        scales_text = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{nested_scales_text}"
+        nested_scales_text = f", one fp32 scale per {BNB_NESTED} of these" if self.double_quantization else ""
+        scales_text = (
+            f"one {8 if self.double_quantization else 32}-bit scale per block of {BNB_BLOCK}{nested_scales_text}"
+        )
         return f"4 bits, {scales_text}, and the code tables (quant_map)"
 
 
@@ -309,27 +322,27 @@ class Bnb8(LinearFormat):
 class PackedInt(LinearFormat):
     """The `pack-quantized` format of compressed-tensors: several codes per int32.
 
-    group: columns that share a scale; None for a whole row.
-    indexed: whether a group index per column is stored.
-    whole: whether one scale serves the whole tensor.
+    group_size: columns that share a scale; None for a whole row.
+    has_group_indices: whether a group index per column is stored.
+    has_tensor_scale: whether one scale serves the whole tensor.
     """
 
     bits: int
-    group: int | None
+    group_size: int | None
     symmetric: bool = True
-    indexed: bool = False
-    whole: bool = False
+    has_group_indices: bool = False
+    has_tensor_scale: bool = False
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group is None else ceil_div(n_in, self.group)
-        scaled_rows: Number = 1 if self.whole else n_out
+        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
+        scaled_rows: Number = 1 if self.has_tensor_scale else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
         zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
             weights,
             scaled_rows * group_count * model_element_bytes,
             zero_bytes,
-            2 * 8 + (n_in * INT32 if self.indexed else 0),
+            2 * 8 + (n_in * INT32 if self.has_group_indices else 0),
         )
 
     @property
@@ -338,7 +351,7 @@ class PackedInt(LinearFormat):
 
     def describe(self) -> str:
         zero_text = "" if self.symmetric else " and one zero point"
-        scale_extent = "tensor" if self.whole else _group_text(self.group)
+        scale_extent = "tensor" if self.has_tensor_scale else _group_text(self.group_size)
         scales_text = f"one scale (in the model's format){zero_text} per {scale_extent}"
         return f"packed int{self.bits}, {scales_text}, the shape as two int64"
 
@@ -347,30 +360,30 @@ class PackedInt(LinearFormat):
 class WholeInt(LinearFormat):
     """The `int-quantized` format of compressed-tensors, and EETQ's: one byte per weight.
 
-    over: the weights that share a scale: a number of columns, a `row` or the `tensor`.
+    scale_extent: the weights that share a scale: a number of columns, a `row` or the `tensor`.
     scale_bytes: bytes per scale; None for the model's number format.
     """
 
-    over: int | Whole = "row"
+    scale_extent: int | Whole = "row"
     symmetric: bool = True
-    static: ActivationScales = ActivationScales()
+    activation_scales: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_count: Number = 1 if self.over == "tensor" else n_out
-        if isinstance(self.over, int):
-            scale_count = n_out * ceil_div(n_in, self.over)
+        scale_count: Number = 1 if self.scale_extent == "tensor" else n_out
+        if isinstance(self.scale_extent, int):
+            scale_count = n_out * ceil_div(n_in, self.scale_extent)
         scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
         return StoredBytes(
             n_out * n_in,
             scale_count * scale_bytes,
             0 if self.symmetric else scale_count,
-            self.static.scales * scale_bytes + self.static.zeros,
+            self.activation_scales.scales * scale_bytes + self.activation_scales.zeros,
         )
 
     def describe(self) -> str:
         scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        scaled_text = _group_text(self.over) if isinstance(self.over, int) else self.over
+        scaled_text = _group_text(self.scale_extent) if isinstance(self.scale_extent, int) else self.scale_extent
         return f"int8, one scale ({scale_format}) per {scaled_text}"
 
 
@@ -378,24 +391,29 @@ class WholeInt(LinearFormat):
 class HQQ(LinearFormat):
     """The HQQ format: codes in bytes, or ten 3-bit codes per int32; a scale and a zero point per group.
 
-    group: weights that share a scale.
+    group_size: weights that share a scale.
     """
 
     bits: int
-    group: int
+    group_size: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = floor_div(n_out * n_in, self.group)
+        group_count = floor_div(n_out * n_in, self.group_size)
         codes = (
-            ceil_div(group_count, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
+            ceil_div(group_count, 10) * self.group_size * INT32
+            if self.bits == 3
+            else floor_div(n_out * n_in * self.bits, 8)
         )
         return StoredBytes(codes, group_count * model_element_bytes, group_count * model_element_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("weights", n_out * n_in, self.group, "group_size")
+        return _indivisible_reason("weights", n_out * n_in, self.group_size, "group_size")
 
     def describe(self) -> str:
-        return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"
+        return (
+            f"int{self.bits}, one scale and one zero point (in the model's format) per group of "
+            f"{self.group_size} weights"
+        )
 
 
 @frozen(slots=True)
@@ -403,14 +421,14 @@ class GroupedCodes(LinearFormat):
     """Packed codes with a scale and a shift per group of columns, both in the model's number format."""
 
     bits: int
-    group: int
+    group_size: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * ceil_div(n_in, self.group) * model_element_bytes
+        scale_bytes = n_out * ceil_div(n_in, self.group_size) * model_element_bytes
         return StoredBytes(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
 
     def describe(self) -> str:
-        return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group} columns"
+        return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group_size} columns"
 
 
 @frozen(slots=True)
@@ -440,19 +458,19 @@ class MetalInt(LinearFormat):
     """The affine format of `transformers`' MetalLinear: uint32 codes, an fp32 scale and shift per group of columns."""
 
     bits: int
-    group: int
+    group_size: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * floor_div(n_in, self.group) * FP32
+        scale_bytes = n_out * floor_div(n_in, self.group_size) * FP32
         return StoredBytes(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group, "group_size") or _indivisible_reason(
+        return _indivisible_reason("columns", n_in, self.group_size, "group_size") or _indivisible_reason(
             "columns", n_in, 32 // self.bits
         )
 
     def describe(self) -> str:
-        return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group} columns"
+        return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group_size} columns"
 
 
 @frozen(slots=True)
@@ -460,19 +478,19 @@ class Higgs(LinearFormat):
     """The HIGGS format (Malinovskii 2024, arXiv:2411.17525): grid codes, group scales, and two tables per layer."""
 
     bits: int
-    group: int
+    group_size: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
         grid_points = 2**self.bits
-        scale_bytes = n_out * floor_div(n_in, self.group) * model_element_bytes
+        scale_bytes = n_out * floor_div(n_in, self.group_size) * model_element_bytes
         table_bytes = (grid_points + 2 * grid_points**2) * model_element_bytes
         return StoredBytes(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group, "group_size")
+        return _indivisible_reason("columns", n_in, self.group_size, "group_size")
 
     def describe(self) -> str:
-        return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group} columns"
+        return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group_size} columns"
 
 
 @frozen(slots=True)
@@ -492,26 +510,36 @@ class StaticRange(LinearFormat):
 class AQLM(LinearFormat):
     """The AQLM format (Egiazarian 2024, arXiv:2401.06118): codes of weight groups, code books, scales of row groups.
 
-    columns, rows: the weights of a group. books: number of code books. bits: bits of a code.
+    group_columns, group_rows: the weights of a group. codebooks: number of code books. bits: bits of a code.
     """
 
-    columns: int
-    rows: int
-    books: int
+    group_columns: int
+    group_rows: int
+    codebooks: int
     bits: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
+        codes = (
+            floor_div(n_out, self.group_rows)
+            * floor_div(n_in, self.group_columns)
+            * self.codebooks
+            * (1 if self.bits <= 8 else 2)
+        )
         return StoredBytes(
-            codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
+            codes,
+            floor_div(n_out, self.group_rows) * 2,
+            other=self.codebooks * 2**self.bits * self.group_rows * self.group_columns * 2,
         )
 
     def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.columns) or _indivisible_reason("rows", n_out, self.rows)
+        return _indivisible_reason("columns", n_in, self.group_columns) or _indivisible_reason(
+            "rows", n_out, self.group_rows
+        )
 
     def describe(self) -> str:
         return (
-            f"{self.books} code of {self.bits} bits per {self.rows} × {self.columns} weights, fp16 code books and "
+            f"{self.codebooks} code of {self.bits} bits per {self.group_rows} × {self.group_columns} weights, "
+            "fp16 code books and "
             "scales of rows"
         )
 

@@ -129,7 +129,7 @@ class GGUFMix(QuantizationScheme):
     has_mxfp4_experts: bool = False
     has_larger_embeddings: bool = False
 
-    def store(
+    def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         model = self._rules_of_model(spec, params)
@@ -158,13 +158,13 @@ class GGUFMix(QuantizationScheme):
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
                 "decoder or an encoder"
             )
-        optional_part = next((param.optional for param in params if param.optional), "")
+        optional_part = next((param.optional_part for param in params if param.optional_part), "")
         if optional_part:
             raise InputError(
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
                 f"{OPTIONAL_PARTS[optional_part].option}"
             )
-        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.times)):
+        if not all(isinstance(axis, int) for param in params for axis in (*param.tensor.shape, param.copies)):
             raise InputError(
                 f"--quantize {self.label}: its rules branch on sizes; expected whole numbers, no arrays and no symbols"
             )

@@ -100,7 +100,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
         return (
             AWQ(group_size, bits)
             if "awq" in packing_format
-            else GPTQ(bits, group_size, indexed="gptqmodel" in packing_format)
+            else GPTQ(bits, group_size, has_group_indices="gptqmodel" in packing_format)
         )
 
     module_groups: list[LayerGroup] = []
@@ -122,7 +122,7 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
         "auto-round",
         (),
         (*module_groups, LayerGroup(default_format)),
-        excluded=listed_modules(scheme_fields),
+        excluded_modules=listed_modules(scheme_fields),
     )
 
 
@@ -143,8 +143,8 @@ def read_hqq(config: ConfigFields) -> QuantizationScheme:
         weights.check_all_read()
     skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
     return LinearScheme(
-        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (LayerGroup(HQQ(bits, group_size)),), head=True,
-        everywhere=True, excluded=skipped_modules,
+        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (LayerGroup(HQQ(bits, group_size)),), converts_head=True,
+        converts_outside_layers=True, excluded_modules=skipped_modules,
     )  # fmt: skip
 
 
@@ -179,9 +179,14 @@ def read_quark(scheme_fields: ConfigFields) -> QuantizationScheme:
     if not layer_groups:
         raise scheme_fields.value_error("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
-        "+".join(dict.fromkeys(filter(None, format_labels))), "Quark", scheme_remarks, tuple(layer_groups), head=True,
-        everywhere=True, excluded=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
-    )  # fmt: skip
+        "+".join(dict.fromkeys(filter(None, format_labels))),
+        "Quark",
+        scheme_remarks,
+        tuple(layer_groups),
+        converts_head=True,
+        converts_outside_layers=True,
+        excluded_modules=ModuleList(scheme_fields.get_strings("exclude"), "modelopt", "exclude"),
+    )
 
 
 def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
@@ -231,7 +236,10 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group_size or 128}", GroupedCodes(4, group_size or 128)),
-        "int8weightonly": ("int8", int8_format if group_size is None else replace(int8_format, over=group_size)),
+        "int8weightonly": (
+            "int8",
+            int8_format if group_size is None else replace(int8_format, scale_extent=group_size),
+        ),
         "int8dynamicactivationint8weight": ("w8a8", int8_format),
         "float8weightonly": ("fp8-channel", FP8("row")),
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
@@ -243,9 +251,9 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
         )
     scheme_label, storage_format = labelled_formats[format_word]
     quantization_scheme = LinearScheme(
-        f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), everywhere=True
+        f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), converts_outside_layers=True
     )
-    return replace(quantization_scheme, excluded=listed_modules(config))
+    return replace(quantization_scheme, excluded_modules=listed_modules(config))
 
 
 def read_quanto(config: ConfigFields) -> QuantizationScheme:
@@ -253,14 +261,14 @@ def read_quanto(config: ConfigFields) -> QuantizationScheme:
     config.check_field("activations", None, "int8", "float8")
     format_name = config.get("weights", "int8")
     formats_by_name: dict[str, LinearFormat] = {
-        "int8": WholeInt(static=ActivationScales(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4),
+        "int8": WholeInt(activation_scales=ActivationScales(2)), "float8": FP8("row", None, 2), "int4": QuantoInt(4),
         "int2": QuantoInt(2),
     }  # fmt: skip
     config.check_choice("weights", format_name, *formats_by_name)
     quantization_scheme = LinearScheme(
-        f"quanto-{format_name}", "quanto", (), (LayerGroup(formats_by_name[format_name]),), everywhere=True
+        f"quanto-{format_name}", "quanto", (), (LayerGroup(formats_by_name[format_name]),), converts_outside_layers=True
     )
-    return replace(quantization_scheme, excluded=listed_modules(config))
+    return replace(quantization_scheme, excluded_modules=listed_modules(config))
 
 
 def read_aqlm(config: ConfigFields) -> QuantizationScheme:
@@ -279,9 +287,9 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
         "AQLM",
         (),
         (LayerGroup(storage_format),),
-        head=True,
-        everywhere=True,
-        excluded=skipped_modules,
+        converts_head=True,
+        converts_outside_layers=True,
+        excluded_modules=skipped_modules,
     )
 
 
@@ -336,7 +344,7 @@ def read_gemma(scheme_fields: ConfigFields) -> QuantizationScheme:
     return replace(
         quantization_scheme,
         groups=(*module_groups, *quantization_scheme.groups),
-        tables=quantizes_tables,
+        converts_embeddings=quantizes_tables,
         remarks=(*quantization_scheme.remarks, *scheme_remarks),
     )
 
@@ -360,7 +368,11 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     scheme_remarks = () if is_uniform else (AVERAGE,)
     layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
-        f"{library_name}-{float(bits):g}", f"exllamav{library_name[-1]}", scheme_remarks, layer_groups, head=True
+        f"{library_name}-{float(bits):g}",
+        f"exllamav{library_name[-1]}",
+        scheme_remarks,
+        layer_groups,
+        converts_head=True,
     )
 
 

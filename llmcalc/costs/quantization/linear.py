@@ -46,12 +46,12 @@ class LayerGroup:
 
     format: their storage format; None if they stay unconverted.
     modules: the layers; None for all.
-    experts: the format of routed experts; None for the same format.
+    expert_format: the format of routed experts; None for the same format.
     """
 
     format: LinearFormat | None
     modules: ModuleList | None = None
-    experts: LinearFormat | None = None
+    expert_format: LinearFormat | None = None
 
 
 @frozen
@@ -60,40 +60,42 @@ class LinearScheme(QuantizationScheme):
 
     groups: the first group that names a layer gives its format.
     scope: all linear layers, or routed experts only.
-    head: whether output heads are converted; default False.
-    tables: whether tables of embeddings are converted; default False.
-    everywhere: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are converted;
-        default False.
-    excluded: modules that stay unconverted.
-    stated: where the scheme is stated, in messages; default the option `--quantize`.
+    converts_head: whether output heads are converted; default False.
+    converts_embeddings: whether tables of embeddings are converted; default False.
+    converts_outside_layers: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are
+        converted; default False.
+    excluded_modules: modules that stay unconverted.
+    config_section: where the scheme is stated, in messages; default the option `--quantize`.
     """
 
     groups: tuple[LayerGroup, ...] = ()
     scope: Scope = "linear"
-    head: bool = False
-    tables: bool = False
-    everywhere: bool = False
-    excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
-    stated: str = ""
+    converts_head: bool = False
+    converts_embeddings: bool = False
+    converts_outside_layers: bool = False
+    excluded_modules: ModuleList = field(default_factory=lambda: ModuleList(()))
+    config_section: str = ""
 
     def _unsupported_error(self, refusal_reason: str) -> InputError:
         """Returns the error for a model that the scheme cannot store."""
-        if self.stated:
-            return InputError(f"{self.stated}: {refusal_reason} ({WITHOUT})")
+        if self.config_section:
+            return InputError(f"{self.config_section}: {refusal_reason} ({WITHOUT})")
         return InputError(f"--quantize {self.label}: {refusal_reason}")
 
     @property
-    def reads_names(self) -> bool:
-        return bool(self.excluded.entries) or any(module_group.modules is not None for module_group in self.groups)
+    def depends_on_names(self) -> bool:
+        return bool(self.excluded_modules.entries) or any(
+            module_group.modules is not None for module_group in self.groups
+        )
 
-    def look_up(self, module_names: tuple[str, ...]) -> None:
+    def mark_used(self, module_names: tuple[str, ...]) -> None:
         for module_list in (
-            self.excluded,
+            self.excluded_modules,
             *(module_group.modules for module_group in self.groups if module_group.modules is not None),
         ):
-            module_list.look_up(module_names)
+            module_list.mark_used(module_names)
 
-    def store(
+    def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         has_converted = False
@@ -119,14 +121,18 @@ class LinearScheme(QuantizationScheme):
 
     @property
     def kernels(self) -> frozenset[str]:
-        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        linear_formats = (
+            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+        )
         return frozenset(linear_format.kernel_type for linear_format in linear_formats if linear_format is not None) - {
             ""
         }
 
     @property
     def has_square_blocks(self) -> bool:
-        linear_formats = (linear_format for group in self.groups for linear_format in (group.format, group.experts))
+        linear_formats = (
+            linear_format for group in self.groups for linear_format in (group.format, group.expert_format)
+        )
         return any(linear_format is not None and linear_format.has_square_blocks for linear_format in linear_formats)
 
     def shard_refusal_reason(self, param: WeightTensor, whole_shape: Sequence[Number]) -> str:
@@ -143,42 +149,42 @@ class LinearScheme(QuantizationScheme):
         experts = param.kind == "experts" and len(param.tensor.shape) == 3
         is_single_matrix = (len(param.tensor.shape) == 2 or _is_grouped(param)) and self.scope == "linear"
         if (
-            not (param.tensor.role == "matrix" or (self.tables and param.tensor.role == "table"))
+            not (param.tensor.role == "matrix" or (self.converts_embeddings and param.tensor.role == "table"))
             or param.kind in NEVER_CONVERTED
             or not (experts or is_single_matrix)
         ):
             if param.tensor.role == "matrix":
-                self.excluded.look_up(param.names)
+                self.excluded_modules.mark_used(param.published_names)
             return None
         is_output = param.kind in HEADS and param.name not in ("dense", "head_proj")
         if (
-            (is_output and not self.head)
-            or (not self.everywhere and _is_skipped(param) and not is_output)
-            or param.names in self.excluded
+            (is_output and not self.converts_head)
+            or (not self.converts_outside_layers and _is_skipped(param) and not is_output)
+            or param.published_names in self.excluded_modules
         ):
             return None
         module_group = next(
-            (group for group in self.groups if group.modules is None or param.names in group.modules),
+            (group for group in self.groups if group.modules is None or param.published_names in group.modules),
             None,
         )
         if module_group is None:
             return None
-        return module_group.experts if experts and module_group.experts is not None else module_group.format
+        return module_group.expert_format if experts and module_group.expert_format is not None else module_group.format
 
     def notes(self) -> list[str]:
         scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
         note_texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._used_formats()))}"]
-        output_head_text = "" if self.head else ", output head"
+        output_head_text = "" if self.converts_head else ", output head"
         attention_text = ", attention" if self.scope == "experts" else ""
-        embeddings_text = "" if self.tables else "embeddings"
+        embeddings_text = "" if self.converts_embeddings else "embeddings"
         unconverted_parts = f"{embeddings_text}{output_head_text}{attention_text}, norms, biases, routers".removeprefix(
             ", "
         )
         note_texts.append(
             f"unconverted: {unconverted_parts}"
-            + (" and the modules that the config lists" if self.excluded.entries else "")
+            + (" and the modules that the config lists" if self.excluded_modules.entries else "")
         )
-        unused_exclusions = self.excluded.unused_entries
+        unused_exclusions = self.excluded_modules.unused_entries
         if unused_exclusions:
             unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
             note_texts.append(
@@ -200,8 +206,8 @@ class LinearScheme(QuantizationScheme):
         for module_group in self.groups:
             if module_group.format is not None:
                 yield module_group.format.describe()
-            if module_group.experts is not None:
-                yield f"experts in {module_group.experts.describe()}"
+            if module_group.expert_format is not None:
+                yield f"experts in {module_group.expert_format.describe()}"
 
 
 def listed_modules(config: ConfigFields, *field_names: str) -> ModuleList:
@@ -218,7 +224,10 @@ def scheme_of_every_linear(config: ConfigFields, quantization_scheme: LinearSche
     """
     has_module_list = any(config.get(name) is not None for name in field_names or ("modules_to_not_convert",))
     return replace(
-        quantization_scheme, head=has_module_list, everywhere=True, excluded=listed_modules(config, *field_names)
+        quantization_scheme,
+        converts_head=has_module_list,
+        converts_outside_layers=True,
+        excluded_modules=listed_modules(config, *field_names),
     )
 
 

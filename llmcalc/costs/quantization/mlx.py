@@ -60,51 +60,52 @@ HEAD = "mlx-vlm leaves the output head unconverted since April 2026, without a w
 
 @frozen(slots=True)
 class MLXAffine(LinearFormat):
-    """The affine mode of MLX. bits: bits per code. group: columns that share a scale and a bias."""
+    """The affine mode of MLX. bits: bits per code. group_size: columns that share a scale and a bias."""
 
     bits: int
-    group: int
+    group_size: int
 
     def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * floor_div(n_in, self.group) * model_element_bytes
+        scale_bytes = n_out * floor_div(n_in, self.group_size) * model_element_bytes
         return StoredBytes(
             weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
         )
 
     def describe(self) -> str:
-        return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group} columns"
+        return f"int{self.bits}, one scale and one bias (in the model's format) per group of {self.group_size} columns"
 
 
 @frozen
 class ModuleFormat:
-    """The storage format of a module. group: the number that the module's columns must be a multiple of."""
+    """The storage format of a module. column_divisor: the number that the module's columns must be a multiple of."""
 
     format: LinearFormat
-    group: int
+    column_divisor: int
 
 
 @frozen
 class MLXScheme(QuantizationScheme):
     """The quantization scheme of an mlx-lm config.
 
-    usual: format of all modules that `others` does not list.
-    others: (modules, their format; None for unconverted) of the modules that the config lists.
-    unconverted: components that the model's class leaves unconverted unless the config lists them; default none.
+    default_format: format of all modules that `listed_formats` does not list.
+    listed_formats: (modules, their format; None for unconverted) of the modules that the config lists.
+    unconverted_components: components that the model's class leaves unconverted unless the config lists them; default
+        none.
     head_in_doubt: whether versions of the converter differ about the output head; default False.
-    assumed: notes on what was counted though the config does not say it.
+    assumption_notes: notes on what was counted though the config does not say it.
     """
 
-    usual: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
-    others: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
-    unconverted: frozenset[str] = frozenset()
+    default_format: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
+    listed_formats: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
+    unconverted_components: frozenset[str] = frozenset()
     head_in_doubt: bool = False
-    assumed: set[str] = field(default_factory=set, compare=False)
+    assumption_notes: set[str] = field(default_factory=set, compare=False)
 
     @property
-    def reads_names(self) -> bool:
-        return bool(self.others)
+    def depends_on_names(self) -> bool:
+        return bool(self.listed_formats)
 
-    def store(
+    def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
         for param in params:
@@ -112,17 +113,17 @@ class MLXScheme(QuantizationScheme):
             if module_format is None:
                 yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
-            if param.kind == "router" and module_format is self.usual:
-                self.assumed.add(ROUTERS)
-            if self.head_in_doubt and param.kind == "lm_head" and module_format is self.usual:
-                self.assumed.add(HEAD)
+            if param.kind == "router" and module_format is self.default_format:
+                self.assumption_notes.add(ROUTERS)
+            if self.head_in_doubt and param.kind == "lm_head" and module_format is self.default_format:
+                self.assumption_notes.add(HEAD)
             *leading_axes, n_out, n_in = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
             yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
-            (entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used),
+            (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
             None,
         )
         if unused_entry is not None:
@@ -139,31 +140,36 @@ class MLXScheme(QuantizationScheme):
         if param.tensor.role == "vector":
             return None
         module_format = next(
-            (storage_format for modules, storage_format in self.others if param.names in modules), self.usual
+            (storage_format for modules, storage_format in self.listed_formats if param.published_names in modules),
+            self.default_format,
         )
         is_projection = param.kind in PROJECTIONS and param.tensor.role == "matrix" and len(param.tensor.shape) == 2
-        if module_format is self.usual and param.kind not in (*ALWAYS_CONVERTED, "router") and not is_projection:
+        if (
+            module_format is self.default_format
+            and param.kind not in (*ALWAYS_CONVERTED, "router")
+            and not is_projection
+        ):
             unknown_reason = f"{param.path} ({param.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         column_count = param.tensor.shape[-1]
-        is_left_by_class = param.kind in self.unconverted and module_format is self.usual
+        is_left_by_class = param.kind in self.unconverted_components and module_format is self.default_format
         if (
             module_format is None
             or is_left_by_class
-            or (isinstance(column_count, int) and column_count % module_format.group)
+            or (isinstance(column_count, int) and column_count % module_format.column_divisor)
         ):
             return None
         return module_format
 
     def notes(self) -> list[str]:
-        other_formats_text = "; other formats for some modules, as listed in the config" if self.others else ""
+        other_formats_text = "; other formats for some modules, as listed in the config" if self.listed_formats else ""
         return [
             f"{self.label} ({self.source}): linear layers, embeddings and output head: "
-            f"{self.usual.format.describe()}{other_formats_text}",
-            f"unconverted: {', '.join(('norms', 'biases', *sorted(self.unconverted)))}",
-            *sorted(self.assumed),
+            f"{self.default_format.format.describe()}{other_formats_text}",
+            f"unconverted: {', '.join(('norms', 'biases', *sorted(self.unconverted_components)))}",
+            *sorted(self.assumption_notes),
         ]
 
 

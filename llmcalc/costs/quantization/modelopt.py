@@ -39,9 +39,12 @@ ALGORITHMS: dict[str, tuple[str, Make]] = {
     "W4A8_NVFP4_FP8": ("w4a8-nvfp4", lambda group: FP4(group or 16, 1, 1)),
     "W4A8_MXFP4_FP8": ("w4a8-mxfp4", lambda group: FP4(group or 32, 0, 1)),
     "W4A16_AWQ": ("w4a16-awq", lambda group: AWQInt4(group or 128)),
-    "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, static=2)),
+    "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, extra_scales=2)),
     "W8A16": ("w8a16", lambda group: WholeInt("row", scale_bytes=4)),
-    "W8A8_SQ_PER_CHANNEL": ("w8a8", lambda group: WholeInt("row", static=ActivationScales(1), scale_bytes=4)),
+    "W8A8_SQ_PER_CHANNEL": (
+        "w8a8",
+        lambda group: WholeInt("row", activation_scales=ActivationScales(1), scale_bytes=4),
+    ),
 }
 """`quant_algo` → (label, storage format)."""
 
@@ -87,9 +90,9 @@ def read_modelopt(config: ConfigFields) -> QuantizationScheme:
         "ModelOpt",
         tuple(scheme_remarks),
         module_groups,
-        head=True,
-        everywhere=True,
-        excluded=excluded_modules,
+        converts_head=True,
+        converts_outside_layers=True,
+        excluded_modules=excluded_modules,
     )
 
 

@@ -52,12 +52,18 @@ def scheme_of_linears(
     scheme_label: str, format_source: str, linear_format: LinearFormat, *scheme_remarks: str
 ) -> LinearScheme:
     """Returns a scheme for every `nn.Linear` except output heads and routers, as in `transformers`."""
-    return LinearScheme(scheme_label, format_source, scheme_remarks, (LayerGroup(linear_format),), everywhere=True)
+    return LinearScheme(
+        scheme_label, format_source, scheme_remarks, (LayerGroup(linear_format),), converts_outside_layers=True
+    )
 
 
 def bnb4_scheme(scheme_label: str, has_double_quantization: bool) -> LinearScheme:
     return LinearScheme(
-        scheme_label, BNB_SOURCE, (BLOB, STACKED), (LayerGroup(Bnb4(has_double_quantization)),), everywhere=True
+        scheme_label,
+        BNB_SOURCE,
+        (BLOB, STACKED),
+        (LayerGroup(Bnb4(has_double_quantization)),),
+        converts_outside_layers=True,
     )
 
 
@@ -83,7 +89,9 @@ _FIXED: dict[str, Callable[[str], QuantizationScheme]] = {
     "fp8-dynamic": lambda label: scheme_of_layers(label, COMPRESSED, FP8("row", None)),
     "nf4": lambda label: bnb4_scheme(label, False),
     "nf4-double": lambda label: bnb4_scheme(label, True),
-    "int8": lambda label: LinearScheme(label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), everywhere=True),
+    "int8": lambda label: LinearScheme(
+        label, BNB_SOURCE, (STACKED,), (LayerGroup(Bnb8()),), converts_outside_layers=True
+    ),
     "w8a8": lambda label: scheme_of_layers(label, COMPRESSED, WholeInt()),
     "mxfp4": mxfp4_scheme,
     "mxfp4-linear": lambda label: scheme_of_layers(label, MX_SOURCE, FP4(32)),

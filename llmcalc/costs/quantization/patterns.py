@@ -117,7 +117,7 @@ class ModuleList:
         """Whether an entry matches one of a module's names."""
         return bool(self.entries) and any(self._matches_name(module_name) for module_name in module_names)
 
-    def look_up(self, module_names: Iterable[str]) -> None:
+    def mark_used(self, module_names: Iterable[str]) -> None:
         """Marks the entries that match a module as used, although the module is not counted."""
         _ = module_names in self
 

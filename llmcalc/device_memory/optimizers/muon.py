@@ -43,7 +43,7 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
                 2 * shorter_side**2 * longer_side,
             )
             total_flops = add(
-                total_flops, parameter.times * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
+                total_flops, parameter.copies * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
             )
     return total_flops
 

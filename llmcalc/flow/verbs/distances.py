@@ -27,7 +27,7 @@ class DistanceVerbs(Recorder):
 
         is_stored: whether the pass stores them or only their angles.
         """
-        return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=is_stored)
+        return self.step("sinusoids", "", (x,), Value(distances, axes, is_constant=True), once=is_stored)
 
     def rows_of_distances(self, table: Value, position_rows: Rows) -> Value:
         """Records the read of the table rows for all distances in a sequence."""

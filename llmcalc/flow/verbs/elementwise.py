@@ -27,28 +27,28 @@ class ElementwiseVerbs(Recorder):
 
         in_float32: whether b is in float32 and the product is converted to the number format of a, false by default.
         """
-        output_value = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
+        output_value = Value(a.rows, a.axes if axes is None else axes, is_constant=a.is_constant and b.is_constant)
         return self.step("mul", "", (a, b), output_value, float32=in_float32)
 
     def add(self, a: Value, b: Value) -> Value:
         """Records a + b."""
-        return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+        return self.step("add", "", (a, b), Value(a.rows, a.axes, is_constant=a.is_constant and b.is_constant))
 
     def sub(self, a: Value, b: Value) -> Value:
         """Records a − b."""
-        return self.step("sub", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+        return self.step("sub", "", (a, b), Value(a.rows, a.axes, is_constant=a.is_constant and b.is_constant))
 
     def div(self, a: Value, b: Value) -> Value:
         """Records a / b."""
-        return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
+        return self.step("div", "", (a, b), Value(a.rows, a.axes, is_constant=a.is_constant and b.is_constant))
 
     def scale(self, x: Value, factor: float) -> Value:
         """Records the product of x and a constant."""
-        return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=factor)
+        return self.step("scale", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant), by=factor)
 
     def plus(self, x: Value, constant: float) -> Value:
         """Records the sum of x and a constant."""
-        return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
+        return self.step("plus", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | JoinedShapes, is_mean: bool = False) -> Value:
         """Records the sum, or the mean, over all axes of x except the given axes."""
@@ -80,7 +80,7 @@ class ElementwiseVerbs(Recorder):
 
     def complement(self, x: Value) -> Value:
         """Records 1 − x, elementwise."""
-        return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
+        return self.step("complement", "", (x,), Value(x.rows, x.axes, is_constant=x.is_constant))
 
     def delayed(self, x: Value, first_row: Value) -> Value:
         """Records a shift of rows by one. first: the row before the first row."""
@@ -118,7 +118,7 @@ class ElementwiseVerbs(Recorder):
 
     def flat(self, x: Value) -> Value:
         """Records x with all axes flattened into one axis; makes a copy if the storage order of the axes differs."""
-        return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), fixed=x.fixed))
+        return self.step("flat", "", (x,), Value(x.rows, (JoinedShapes((x.axes,)),), is_constant=x.is_constant))
 
     def delayed_weights(
         self, node_name: str, x: Value, streams: Axis | JoinedShapes, *, keeps_state: bool = False
@@ -168,17 +168,20 @@ class ElementwiseVerbs(Recorder):
         if are_equal(x.axes[0].size, heads.size):
             return x
         output_value = Value(x.rows, (heads, *x.axes[1:]), cache=x.cache)
-        output_value.once = x
+        output_value.unrepeated = x
         return self.step("repeat", "", (x,), output_value, tiled=tiled)
 
     def added_sinusoids(self, output_rows: Rows, *axes: Axis | JoinedShapes) -> Value:
         """Records sinusoidal position embeddings as a node of the tree; all sequences share them."""
-        return self.step("added_sinusoids", "", (), Value(output_rows, axes, fixed=True), op=ops.Elementwise())
+        return self.step("added_sinusoids", "", (), Value(output_rows, axes, is_constant=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, format_value: Value) -> Value:
         """Records a cast of a value to the number format of x."""
         return self.step(
-            "in_format_of", "", (x, format_value), Value(format_value.rows, format_value.axes, fixed=format_value.fixed)
+            "in_format_of",
+            "",
+            (x, format_value),
+            Value(format_value.rows, format_value.axes, is_constant=format_value.is_constant),
         )
 
     def cross_entropy(self, logits: Value) -> Value:

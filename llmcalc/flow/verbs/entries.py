@@ -25,9 +25,12 @@ class EntryVerbs(Recorder):
         from ...workload.derived_rows import BlockRows
         from ...workload.with_past import RowsWithPast
 
-        window_rows = RowsWithPast(of=x.rows) if includes_past else x.rows
+        window_rows = RowsWithPast(source_rows=x.rows) if includes_past else x.rows
         return self.step(
-            "windows", "", (x,), Value(BlockRows(of=window_rows, block_rows=window_axis.size), (window_axis, *x.axes))
+            "windows",
+            "",
+            (x,),
+            Value(BlockRows(source_rows=window_rows, block_rows=window_axis.size), (window_axis, *x.axes)),
         )
 
     def weighted_mean(self, window_rows: Value, gate: Value) -> Value:
@@ -53,12 +56,14 @@ class EntryVerbs(Recorder):
         axes: the axes of entries and keys; none of a selection.
         """
         if lower_value is None:
-            lower_value = Value(x.rows, axes, fixed=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
+            lower_value = (
+                Value(x.rows, axes, is_constant=True) if axes else value_of_pairs(x.rows, fixed=True, batched=True)
+            )
         return self.step(
             "value_of_lower_layer",
             "",
             (x,),
-            Value(lower_value.rows, lower_value.axes, fixed=lower_value.fixed),
+            Value(lower_value.rows, lower_value.axes, is_constant=lower_value.is_constant),
             slot=value_name,
         )
 
@@ -93,7 +98,7 @@ class EntryVerbs(Recorder):
 
     def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the entries that were selected, and returns the mask and the entries to read."""
-        output_value = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
+        output_value = Value(selected.rows, (), is_constant=True), entries.view(*entries.axes)
         self.record("among", "", (mask, selected, entries), output_value)
         return output_value
 
@@ -106,7 +111,7 @@ class EntryVerbs(Recorder):
         width = vectors[0].width
         for cached_value in vectors[1:]:
             width = width + cached_value.width
-        cached_values = tuple(Value(v.rows, v.axes, v, v.fixed, node_name) for v in vectors)
+        cached_values = tuple(Value(v.rows, v.axes, v, v.is_constant, node_name) for v in vectors)
         vector_shapes = tuple((self.element_count(v.axes[:-1]), self.element_count(v.axes[-1:])) for v in vectors)
         op = ops.KVCache(width, cache_kind, token_limit, vectors[0].rows, vector_shapes)
         self.record("cache", node_name, vectors, cached_values, op=op, limit=token_limit)
@@ -128,7 +133,7 @@ class EntryVerbs(Recorder):
 
     def received(self, x: Value, *axes: Axis | JoinedShapes) -> Value:
         """Records another model's hidden states as an input, with one row for each row of x."""
-        return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
+        return self.step("received", "", (x,), Value(x.rows, axes, is_constant=True))
 
     def core(
         self,

@@ -38,7 +38,7 @@ class ExpertVerbs(Recorder):
             input_name: input_value for input_name, input_value in optional_inputs.items() if input_value is not None
         }
         axis = Axis("top_k", top_k)
-        expert_weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
+        expert_weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), is_constant=True)
         step_inputs = (logits, *inputs.values())
         self.record(
             "route",
@@ -59,7 +59,7 @@ class ExpertVerbs(Recorder):
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
         """
         axis = Axis("top_k", top_k)
-        expert_weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
+        expert_weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), is_constant=True)
         self.record("product_keys", "", (scores,), (expert_weights, top_units), side=grid_axis, top_k=top_k)
         return expert_weights, top_units
 
@@ -79,7 +79,9 @@ class ExpertVerbs(Recorder):
         x may have such rows already, in the order of the tokens.
         groups: the groups of experts from which a token's experts are selected, one by default.
         """
-        routed_rows = x.rows if isinstance(x.rows, RoutedRows) else RoutedRows(of=x.rows, top_k=top_k, groups=groups)
+        routed_rows = (
+            x.rows if isinstance(x.rows, RoutedRows) else RoutedRows(source_rows=x.rows, top_k=top_k, groups=groups)
+        )
         return self.step("dispatch", "", (x, top_experts), Value(routed_rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed_rows: Value) -> Value:

@@ -74,7 +74,7 @@ class MixingVerbs(Recorder):
         )
         output_value = Value(q.rows, (heads, *value_axes))
         step_inputs = (q, k, v, *(optional_input for optional_input in (bias, selection) if optional_input is not None))
-        kv_heads = (k if k.once is None else k.once).axes[0]
+        kv_heads = (k if k.unrepeated is None else k.unrepeated).axes[0]
         step_options = {
             "causal": causal,
             "cap": cap,
@@ -156,7 +156,7 @@ class MixingVerbs(Recorder):
 
         While decoding one token, only those of the selected blocks are read.
         """
-        output_value = Value(mask.rows, mask.axes, fixed=True), *map(_view_of_keys, keys)
+        output_value = Value(mask.rows, mask.axes, is_constant=True), *map(_view_of_keys, keys)
         self.record("only_selected", "", (mask, *keys), output_value, block=block_size, blocks=block_count)
         return output_value
 
@@ -188,5 +188,5 @@ class MixingVerbs(Recorder):
 def _view_of_keys(keys: Value) -> Value:
     """Returns a view of keys or values, so that a kernel may read a part of them."""
     output_value = keys.view(*keys.axes)
-    output_value.once = keys.once
+    output_value.unrepeated = keys.unrepeated
     return output_value

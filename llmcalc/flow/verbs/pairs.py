@@ -11,5 +11,5 @@ def value_of_pairs(query_rows: Rows, *axes: Axis | JoinedShapes, fixed: bool = F
     """Returns a value with an element per query and key. batched: whether sequences differ; default false."""
     from ...workload.derived_rows import QueryKeyPairs
 
-    query_rows = query_rows.of if isinstance(query_rows, QueryKeyPairs) else query_rows
-    return Value(QueryKeyPairs(of=query_rows, batched=batched), axes, fixed=fixed)
+    query_rows = query_rows.source_rows if isinstance(query_rows, QueryKeyPairs) else query_rows
+    return Value(QueryKeyPairs(source_rows=query_rows, batched=batched), axes, is_constant=fixed)

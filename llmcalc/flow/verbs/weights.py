@@ -61,7 +61,7 @@ class WeightVerbs(Recorder):
             bias,
             output_rows if counted_rows is None else counted_rows,
             is_tied,
-            x.fixed,
+            x.is_constant,
         )
         weight = Weight(node_name, out, x.axes) if weight is None else weight
         output_value = Value(output_rows, out)
@@ -122,7 +122,7 @@ class WeightVerbs(Recorder):
         has_identities: whether some rows are of identity experts, which return them unchanged; false by default.
         slices_weight: whether the class reads each expert's weight as a slice of this one; false by default.
         """
-        routed_rows = x.rows.of if isinstance(x.rows, RoutedRows) else x.rows
+        routed_rows = x.rows.source_rows if isinstance(x.rows, RoutedRows) else x.rows
         op = ops.ExpertLinear(experts.size, top_k, x.width, self.element_count(out), bias, routed_rows)
         weight = Weight(node_name, (experts, *out), x.axes)
         step_options = {
@@ -204,7 +204,7 @@ class WeightVerbs(Recorder):
         weight_axes = normalized_axes if heads is None else (heads, *normalized_axes)
         width = x.width if weight_axes is x.axes else self.element_count(weight_axes)
         op = ops.Norm(width, spec.weight, spec.has_bias, None if heads is None else heads.size)
-        output = Value(x.rows, x.axes, fixed=x.fixed and not spec.weight and not spec.has_bias)
+        output = Value(x.rows, x.axes, is_constant=x.is_constant and not spec.weight and not spec.has_bias)
         return self.step(
             "norm", node_name, (x,), output, op=op, about=node_fields, spec=spec, over=normalized_axes, groups=groups
         )
@@ -257,7 +257,7 @@ class WeightVerbs(Recorder):
             groups,
             bias,
             padding,
-            x.fixed,
+            x.is_constant,
             overlap,
             output_rows,
             outputs_per_filter,
@@ -305,7 +305,7 @@ class WeightVerbs(Recorder):
 
         state_name: the name of the state.
         """
-        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state_name)
+        return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, is_constant=True), state=state_name)
 
     def resumed(self, first_row: Value, state_name: str, state_index: int = 0) -> Value:
         """Records the row before the first row: the last row of an earlier pass, or `first_row` without one.
@@ -318,7 +318,7 @@ class WeightVerbs(Recorder):
 
     def buffer(self, node_name: str, *axes: Axis | JoinedShapes, indices: bool = False, **node_fields: Any) -> Value:
         """Records an untrained buffer in the checkpoint. indices: whether the buffer has integers."""
-        output = Value(ONCE, axes, fixed=True)
+        output = Value(ONCE, axes, is_constant=True)
         return self.step(
             "buffer", node_name, (), output, op=ops.Buffer(self.element_count(axes)), about=node_fields, indices=indices
         )
@@ -328,4 +328,4 @@ def _rows_after_padding(input_rows: Rows, padding: Number) -> Rows:
     """Returns the axis of `input_rows` with `padding` more rows before the first row."""
     from ...workload.derived_rows import ExtendedRows
 
-    return ExtendedRows(of=input_rows, more=padding)
+    return ExtendedRows(source_rows=input_rows, extra_rows=padding)

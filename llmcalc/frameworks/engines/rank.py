@@ -260,7 +260,7 @@ class EngineRank:
             )
             if is_unchecked_projection or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
-            named_tensor = weight if path_names is None else replace(weight, names=path_names(weight.path))
+            named_tensor = weight if path_names is None else replace(weight, published_names=path_names(weight.path))
             refusal_reasons = [
                 scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
             ]

@@ -37,7 +37,7 @@ def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
             "images in its description; expected the GGUF file of the encoder"
         )
     return sum(
-        int(weight.tensor.size) * int(weight.times) * (4 if weight.tensor.role == "vector" else 2)
+        int(weight.tensor.size) * int(weight.copies) * (4 if weight.tensor.role == "vector" else 2)
         for weight in model_encoders
     )
 
@@ -51,7 +51,7 @@ def _encoder_tensors(preset: Preset) -> list[WeightTensor]:
     return [
         weight_tensor
         for weight_tensor in weight_tensors_of(preset.model.tree(), frozenset({TOWERS.name}))
-        if weight_tensor.optional == TOWERS.name
+        if weight_tensor.optional_part == TOWERS.name
     ]
 
 

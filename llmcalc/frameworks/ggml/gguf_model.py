@@ -321,9 +321,9 @@ class GgufModel:
             )
         every_weight = weight_tensors_of(self.preset.model.tree(), frozenset({MTP.name}))
         weights = [
-            replace(weight_tensor, optional="", layer=layer_count + (weight_tensor.layer or 0))
+            replace(weight_tensor, optional_part="", layer=layer_count + (weight_tensor.layer or 0))
             for weight_tensor in every_weight
-            if weight_tensor.optional == MTP.name
+            if weight_tensor.optional_part == MTP.name
         ]
         weight_sizes = self._weight_sizes([*weight_tensors_of(self.preset.model.tree()), *weights])[-len(weights) :]
         return tuple(
@@ -348,7 +348,7 @@ class GgufModel:
         if scheme is not None:
             return [
                 (quantized_weight, int(stored_bytes.total))
-                for quantized_weight, stored_bytes in scheme.store(model, weight_tensors, "float32")
+                for quantized_weight, stored_bytes in scheme.bytes_by_tensor(model, weight_tensors, "float32")
             ]
         return [
             (weight, int(weight.tensor.size) * (element_bits if weight.tensor.role in ("matrix", "table") else 32) // 8)
@@ -441,7 +441,7 @@ def _reads_no_tokens(tree_node: Place) -> bool:
 def _add_cache(layer_shape: LayerShape, cache: KVCache | EntryCache) -> None:
     """Adds the sizes of a cache to those of its layer."""
     if isinstance(cache, EntryCache):
-        layer_shape.entries += (CompressedEntries(int(cache.rate), int(cache.width), int(cache.rest)),)
+        layer_shape.entries += (CompressedEntries(int(cache.rate), int(cache.width), int(cache.pending_width)),)
     elif cache.kind == INDEXER:
         layer_shape.index_width = int(cache.width)
     else:

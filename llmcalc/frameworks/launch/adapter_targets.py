@@ -47,7 +47,9 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     is_parallel = launched_run.settings.get("lora_library") in PARALLEL_LIBRARIES
     node_tree = model.tree()
     layer_names = linear_layer_names(node_tree, is_parallel=is_parallel)
-    module_names = checkpoint.names(node_tree, model.kind) if checkpoint is not None and checkpoint.modules else None
+    module_names = (
+        checkpoint.names(node_tree, model.kind) if checkpoint is not None and checkpoint.module_names else None
+    )
     layers_of_class = class_layers(node_tree, frozenset(), module_names)
     joined_projections = {layer.projection for layer in joined_layers((), layers_of_class)}
     known_targets: dict[str, None] = {}

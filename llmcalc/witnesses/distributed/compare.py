@@ -101,7 +101,7 @@ def verdict_of(
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [
-        Check(f"step {step_number}", LOSS, single_loss, loss, witness_name, within=WITHIN)
+        Check(f"step {step_number}", LOSS, single_loss, loss, witness_name, tolerance=WITHIN)
         for step_number, (single_loss, loss) in enumerate(loss_pairs, start=1)
     ]
     verdict_info = {

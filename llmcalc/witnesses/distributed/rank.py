@@ -344,12 +344,12 @@ class RankResult(NamedTuple):
 
     bytes: quantity → bytes.
     losses: mean loss of each step, over all processes.
-    scratch: kernel → bytes of its largest scratch block, in another step.
+    scratch_bytes: kernel → bytes of its largest scratch block, in another step.
     """
 
     bytes: dict[str, int]
     losses: list[float]
-    scratch: dict[str, int]
+    scratch_bytes: dict[str, int]
 
 
 def run_rank(training_job: TrainingJob) -> RankResult:

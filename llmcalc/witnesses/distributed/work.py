@@ -49,7 +49,7 @@ def _result_of_job(training_job: TrainingJob) -> dict[str, Any]:
     job_result = run_rank(training_job)
     simulated_bytes = simulate_rank(training_job, dist.get_rank())
     rank_results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch))
+    dist.all_gather_object(rank_results, (simulated_bytes, job_result.bytes, job_result.scratch_bytes))
     single_losses = losses_of_one_process(training_job) if dist.get_rank() == 0 else job_result.losses
     scratch_bytes = {
         kernel_name: max(rank_result[2].get(kernel_name, 0) for rank_result in rank_results)

@@ -319,7 +319,7 @@ def test_an_image_with_too_few_patches_is_refused() -> None:
 def test_images_of_emu3_are_tokens_of_its_codebook() -> None:
     """768 and 1,024 pixels are 96 lines of 128 tokens and a mark, with four marks around; four frames are read."""
     encoded = encoded_inputs(spec_of(wrapped("emu3", {"vq_config": {}})), Inputs(image="1024x768", images=3))
-    (run,) = encoded.runs
+    (run,) = encoded.encoder_runs
     workload: Any = run.run_config.workload
     assert encoded.image_tokens == 3 * (96 * 129 + 4)
     assert (workload.batch, workload.rows) == (3 * 4, 96)

@@ -13,7 +13,7 @@ from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.dynamic_mask import DynamicMaskAttention
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.product_key import ProductKeyMoE
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear
@@ -79,9 +79,7 @@ def test_experts_are_those_of_the_best_sums() -> None:
     weights = torch.tensor([scores[e] for e in best], dtype=torch.double).float().softmax(-1).double()
     down, up = net.experts.down_embed.weight, net.experts.up_embed.weight  # type: ignore[union-attr]
     expected = sum(w * torch.nn.functional.silu(down[e] @ x[0, 0]) * up[e] for e, w in zip(best, weights, strict=True))  # type: ignore[index]
-    torch.testing.assert_close(
-        net(x, ForwardContext())[0, 0], expected + net.shared_expert(x)[0, 0], atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(net(x, PassState())[0, 0], expected + net.shared_expert(x)[0, 0], atol=1e-6, rtol=1e-5)
 
 
 def test_an_expert_is_two_vectors() -> None:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llmcalc import flops, kv, load, memory, params
 from llmcalc.components.base import Component, ModelProperties
 from llmcalc.components.mixers.attention import Attention
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.components.towers import TOWERS, TowerName
 from llmcalc.components.towers.mobilenet import MobileNet
 from llmcalc.components.towers.patches import PatchEmbedder
@@ -122,7 +122,7 @@ def test_attention_in_squares_sees_its_square_alone() -> None:
     changed[:, 0] += 1
     with torch.no_grad():
         differs = (
-            (net(x, ForwardContext(columns=4)) != net(changed, ForwardContext(columns=4)))
+            (net(x, PassState(patch_columns=4)) != net(changed, PassState(patch_columns=4)))
             .any(-1)[0]
             .unflatten(0, (5, 4))
         )

@@ -505,7 +505,7 @@ def test_gemma3n_has_the_modules_of_its_classes_and_of_timm() -> None:
 
 def test_every_block_of_gemma3n_has_the_parameters_and_flops_of_timms() -> None:
     spec = ModelSpec.model_validate(read_config(wrapped("gemma3n", {"vision_config": {}, "audio_config": {}}))[0])
-    encoder, run = towers_of(spec)["vision_tower"], encoded_inputs(spec, Inputs(image="1024x300")).runs[0]
+    encoder, run = towers_of(spec)["vision_tower"], encoded_inputs(spec, Inputs(image="1024x300")).encoder_runs[0]
     assert (encoder.total(total_params_of), run.total(forward_flops_of)) == (TIMM["parameters"], TIMM["flops"])
     sizes, flop_counts = dict[str, int](), dict[str, int]()
     for stage in (node for node in encoder.children if node.name.startswith("stage_")):

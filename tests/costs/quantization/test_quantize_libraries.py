@@ -247,7 +247,7 @@ def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
             for bits, total in ((8, 26112), (4, 13824), (3, 11520), (2, 7680), (1, 4608))
         ),
         # `quantize` and `freeze` of optimum-quanto 0.2.7: the state dict
-        (WholeInt(static=ActivationScales(2)), 128, 256, 33028),
+        (WholeInt(activation_scales=ActivationScales(2)), 128, 256, 33028),
         (FP8("row", None, 2), 128, 256, 33028),
         (QuantoInt(4), 128, 224, 17924),
         (QuantoInt(4), 128, 300, 19716),

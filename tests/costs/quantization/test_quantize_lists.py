@@ -255,7 +255,7 @@ def test_modules_of_multi_token_prediction_are_excluded_by_their_names(entry: st
 
     with_module = size(entry, include=frozenset({"mtp"}))
     module = (
-        sum(site.tensor.size * site.times for site in weight_tensors_of(spec.tree(), frozenset({"mtp"})))
+        sum(site.tensor.size * site.copies for site in weight_tensors_of(spec.tree(), frozenset({"mtp"})))
         - params(spec).total
     )
     assert with_module.total - size(entry).total == 2 * module

@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, TokenMixer, Window
-from ..runtime import ForwardContext, attention_mask, cache_class, vector_module
+from ..runtime import PassState, attention_mask, cache_class, vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,13 +105,13 @@ def _reference() -> type[nn.Module]:
             self.temperature: Any = vector_module(torch.ones(a))
             self.core, self.cache = Core(), cache_class()(spec.sliding_window)
 
-        def forward(self, x: Tensor, forward_context: ForwardContext) -> Tensor:
+        def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             def heads(y: Tensor) -> Tensor:
                 return y.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
 
-            k, v = self.cache(forward_context, heads(self.k_proj(x)), heads(self.v_proj(x)))
+            k, v = self.cache(pass_state, heads(self.k_proj(x)), heads(self.v_proj(x)))
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
-            mask = attention_mask(forward_context, x, k, causal=self.causal, window=self.spec.sliding_window)
+            mask = attention_mask(pass_state, x, k, causal=self.causal, window=self.spec.sliding_window)
             q = heads(self.q_proj(x)) * self.temperature.weight[:, None, None]
             y = self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
             out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))

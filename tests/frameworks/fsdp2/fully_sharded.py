@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.device_memory.training import TrainingConfig, TrainingRun
 from llmcalc.frameworks.fsdp2.param_groups import Moment, ParamGroup
 from llmcalc.frameworks.fsdp2.training import TITAN, FsdpRun, FsdpSettings, sharding_of_rank
@@ -261,13 +261,13 @@ def sharded(spec: ModelSpec, training: TrainingConfig, layout: Layout, fsdp: Fsd
 
 @contextmanager
 def without_shared_fields() -> Iterator[None]:
-    """Hides the fields of `ForwardContext` from `fully_shard`: what all layers share is no argument of theirs."""
-    fields = vars(ForwardContext)["__dataclass_fields__"]
-    del ForwardContext.__dataclass_fields__
+    """Hides the fields of `PassState` from `fully_shard`: what all layers share is no argument of theirs."""
+    fields = vars(PassState)["__dataclass_fields__"]
+    del PassState.__dataclass_fields__
     try:
         yield
     finally:
-        ForwardContext.__dataclass_fields__ = fields
+        PassState.__dataclass_fields__ = fields
 
 
 def by_torch(

@@ -186,7 +186,8 @@ def test_any_text(text: str) -> None:
 
 @FUZZED
 @given(
-    st.lists(st.sampled_from([*PIECES, *SIGNS]), max_size=60), st.sampled_from(["", "#!/bin/bash\n", "MODEL_ARGS:\n  "])
+    st.lists(st.sampled_from([*PIECES, *SIGNS]), max_size=60),
+    st.sampled_from(["", "#!/bin/bash\n", "MODEL_ARGS:\n  "]),
 )
 def test_any_words(words: list[str], start: str) -> None:
     read(start + " ".join(words), allow_unknown=True)

@@ -26,7 +26,7 @@ from llmcalc.components.mixers.rglru import RGLRU
 from llmcalc.components.mixers.rwkv import RwkvTimeMix
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.norm import Norm, norm_reference
-from llmcalc.components.runtime import ForwardContext
+from llmcalc.components.runtime import PassState
 from llmcalc.simulator.choices import EAGER, KernelChoices
 from llmcalc.workload.recompute import NONE, Recompute
 from tests.simulator.published.kernels import CONV, SCAN, XL_CHUNK, Of, Sizes, lightning_attn_func, published, wkv
@@ -389,7 +389,7 @@ class Alone(nn.Module):
         self.part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.part(x, ForwardContext())
+        out: torch.Tensor = self.part(x, PassState())
         return out
 
 

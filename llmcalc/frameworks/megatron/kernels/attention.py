@@ -58,9 +58,9 @@ class AttentionKernels(LinearKernels):
         tensor = self.values.get(id(recorded_value))
         if tensor is not None:
             return tensor
-        if recorded_value.of is None:
+        if recorded_value.view_source is None:
             raise self.unsupported("reads a value that no step has made")
-        return self.tensor_of(recorded_value.of)
+        return self.tensor_of(recorded_value.view_source)
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Assigns a tensor to a value without changing its shape."""
@@ -138,7 +138,9 @@ class AttentionKernels(LinearKernels):
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
         heads = operation.outs[0].axes[0].size
         kv_heads = (
-            operation.ins[1].once.axes[0].size if operation.ins[1].once is not None else operation.ins[1].axes[0].size
+            operation.ins[1].unrepeated.axes[0].size
+            if operation.ins[1].unrepeated is not None
+            else operation.ins[1].axes[0].size
         )
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])

@@ -32,7 +32,7 @@ class LatentAttentionKernels(ExpertKernels):
     def do_rope(self, operation: Step) -> None:
         """Rotates the rotary part of queries, or of the key shared by all heads."""
         input_value = operation.ins[0]
-        if input_value.of is None:
+        if input_value.view_source is None:
             super().do_rope(operation)
         elif len(input_value.axes) == 1:
             self.bind(operation.outs[0], self._gather_shared_key(self.tensor_of(input_value)))
@@ -57,12 +57,14 @@ class LatentAttentionKernels(ExpertKernels):
         if len(operation.outs[0].axes) == 1:
             self.bind(operation.outs[0], self.t.cat([first_part, second_part]))
             return
-        if first_value.of is None or id(first_value.of) not in self.split_parts:
+        if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)
-        remaining_outputs = [output for output in self.split_parts.pop(id(first_value.of)) if output is not first_value]
+        remaining_outputs = [
+            output for output in self.split_parts.pop(id(first_value.view_source)) if output is not first_value
+        ]
         key, value = self._assemble_key_and_value(first_part, second_part, operation.outs[0], remaining_outputs[0])
         del first_part, second_part
-        self.forget(first_value.of.storage)
+        self.forget(first_value.view_source.storage)
         for output in remaining_outputs:
             self.bind(output, value)
         self.bind(operation.outs[0], key)

@@ -52,7 +52,7 @@ class SparseAttentionKernels(Fp8Kernels):
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
         joined_kv_axis = kv_down.outs[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
-        latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.parts)
+        latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.shapes)
         heads = query_up.outs[0].axes[0].size
         nope_dim = exact_div(query_up.outs[0].width, heads) - rope_dim
         value_dim = exact_div(kv_up.outs[0].width, heads) - nope_dim

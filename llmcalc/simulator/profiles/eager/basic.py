@@ -92,8 +92,8 @@ class BasicKernels(Lowering):
     def _look_up_indices(self, value_rows: Rows, index_source: str) -> Tensor:
         """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
         if index_source in BY_TOKEN:
-            if isinstance(value_rows, MultipliedRows) and value_rows.of in self.inputs:
-                token_ids = self.inputs[value_rows.of]
+            if isinstance(value_rows, MultipliedRows) and value_rows.source_rows in self.inputs:
+                token_ids = self.inputs[value_rows.source_rows]
                 n_grams = self.t.new_tensor((token_ids.shape[0], self.run_config.new_rows(value_rows)), INT64)
                 self.frames[-1].local_tensors["n-grams"] = n_grams
                 return n_grams

@@ -26,7 +26,7 @@ class LocalAttentionKernels(PositionKernels):
     def core_BlockSumMatmul(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSumMatmul)
         aten, x = self.t, self.flat_tensor(operation.ins[0])
-        block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block)
+        block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block_size)
         block_membership = aten.to(
             aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
         )

@@ -71,7 +71,7 @@ def _layer_count(config: Config) -> int:
 def _with_real_experts(op: Op) -> Op:
     """Replaces an operation on identity experts by their unused weights, which the class has; others stay unchanged."""
     return (
-        Weight(op.count * sum(linear_layer.expert_params() for linear_layer in op.maps[:-1]))
+        Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
         if isinstance(op, IdentityExperts)
         else op
     )
