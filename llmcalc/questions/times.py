@@ -288,8 +288,8 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
         f" ({sentence})" for sentence in untried_frameworks(run_question, layout_plan.framework.name)
     )
     return InputError(
-        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the memory of "
-        f"{run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
+        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the memory "
+        f"of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
     )
 
 

@@ -384,8 +384,8 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
 def _disaggregation_text(replica_group: DisaggregatedServer) -> str:
     """Writes the replicas of a group, and the time to send a prompt's cache between replicas."""
     return (
-        f"(P+D): {plural(replica_group.prefill_replicas, 'replica')} for prompts, {replica_group.decode_replicas} that decode; a "
-        f"prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
+        f"(P+D): {plural(replica_group.prefill_replicas, 'replica')} for prompts, {replica_group.decode_replicas} that "
+        f"decode; a prompt's cache is sent in {duration_text(replica_group.transfer_seconds)} "
         f"({units.memory(round(replica_group.sent_bytes))} a device); this was never measured"
     )
 
