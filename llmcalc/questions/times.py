@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
@@ -194,7 +195,8 @@ def _fastest_fitting_layout(run: RunQuestion, options: TimeOptions) -> LayoutPla
 def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
 
-    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
+    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with the fewest further
+    options that make it fit.
     """
     from ..studies.plan import ended_search_error, plan_of
     from .plans import answer_of_fitting_run
@@ -202,9 +204,11 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
     hardware = run.hardware
     assert hardware is not None
 
-    def fastest(is_as_typed: bool) -> LayoutPlan:
+    def fastest(
+        layout_request: LayoutRequest = run.layout, tries_variants: bool = True, may_recompute: bool = True
+    ) -> LayoutPlan:
         return answer_of_fitting_run(
-            run,
+            replace(run, layout=layout_request),
             lambda run_memory, layout: plan_of(
                 run_memory,
                 hardware,
@@ -214,19 +218,59 @@ def fastest_plan(run: RunQuestion, options: TimeOptions, global_batch: int | Non
                 order_name="time",
                 suggests_nearest="never",
                 time_settings=lambda framework_record: time_settings(run, framework_record, options),
-                may_recompute=not is_as_typed,
-                tries_variants=run.layout.has_all_sizes and not is_as_typed,
+                may_recompute=may_recompute,
+                tries_variants=tries_variants,
             ),
             lambda layout_plan: bool(layout_plan.plan.feasible),
         )
 
-    layout_plan = fastest(is_as_typed=run.layout.has_all_sizes)
-    if run.layout.has_all_sizes and not layout_plan.plan.feasible:
-        layout_plan = fastest(is_as_typed=False)
+    has_all_sizes = run.layout.has_all_sizes
+    layout_plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
+    if has_all_sizes and not layout_plan.plan.feasible:
+        layout_plan = _with_fewest_options(run, fastest(), partial(fastest, tries_variants=False))
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise ended_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise _no_layout_error(layout_plan.plan, run, run.layout.devices)
+    return layout_plan
+
+
+def added_options(run: RunQuestion, layout_plan: LayoutPlan) -> dict[str, str]:
+    """Returns the options that a plan's first layout has beside those of a typed layout: field → option with value."""
+    from ..frameworks.registry import layout_of
+
+    candidate = layout_plan.plan.feasible[0]
+    typed_options = layout_of(replace(run.layout, framework=layout_plan.framework.name)).options_by_field()
+    options = {
+        field: option_text
+        for field, option_text in candidate.layout.options_by_field().items()
+        if typed_options.get(field) != option_text
+    }
+    return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
+
+
+def _with_fewest_options(
+    run: RunQuestion, layout_plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
+) -> LayoutPlan:
+    """Returns the plan of a typed layout that fits with the fewest options beside the typed ones, the fastest of such.
+
+    layout_plan: the plan whose first layout is the fastest of those that fit with any options.
+    plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
+    """
+    if not layout_plan.plan.feasible:
+        return layout_plan
+    candidate = layout_plan.plan.feasible[0]
+    layout_fields = [field for field in added_options(run, layout_plan) if field != "recompute"]
+    for option_count in range(1, len(added_options(run, layout_plan))):
+        fitting_plans = []
+        for may_recompute in (False, True):
+            for fields in combinations(layout_fields, option_count - may_recompute):
+                layout_request = replace(run.layout, **{field: getattr(candidate.layout, field) for field in fields})
+                smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
+                if smaller_plan.plan.feasible and len(added_options(run, smaller_plan)) == option_count:
+                    fitting_plans.append(smaller_plan)
+        if fitting_plans:
+            return min(fitting_plans, key=lambda fitting_plan: fitting_plan.plan.feasible[0].seconds or 0.0)
     return layout_plan
 
 
@@ -247,7 +291,8 @@ def _no_layout_error(plan: RankedLayouts, run: RunQuestion, devices: int | None)
             f"--devices {devices}: none of {plan.tried:,} layouts can be counted, most because {refusal_reason}; "
             "expected --step with a measured step"
         )
-    memory_advice = "more devices" if run.settings.recompute == "full" else "more devices, --recompute full"
+    is_typed_without_full = run.settings.recompute not in (None, "full")
+    memory_advice = "more devices, --recompute full" if is_typed_without_full else "more devices"
     return InputError(
         f"--devices {devices}: no layout of {plan.tried:,} fits the memory of {run.hardware.title}; expected "
         f"{memory_advice}, or --step with a measured step"
@@ -412,11 +457,11 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
     assert hardware is not None
     engine_notes = _check_served_model(run, options.engine)
     layout_request, run_memory = run.layout, run.memory_on_one_device()
-    run_memory, scheme_notes = _with_usual_scheme(run, run_memory, options)
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
+    run_memory, scheme_notes = _with_usual_scheme(run, run_memory, options.engine, options.stack or framework_stack)
     with suggest_nearest_layouts(run.preset.model, layout_request, run.tokens):
         settings = TimeSettings(
             options.stack
@@ -454,22 +499,29 @@ def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str,
     return tuple(engine_record.rules().class_notes(architectures(run.preset), version))
 
 
-def _with_usual_scheme(run: RunQuestion, run_memory: Memory, options: TimeOptions) -> tuple[Memory, tuple[str, ...]]:
+def _with_usual_scheme(
+    run: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
+) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
-    A tag of Ollama's library has the library's scheme, unless a stack or an engine is named that does not read it.
+    A tag of Ollama's library has the library's scheme, unless the named software does not read the library's files.
+    engine_text: the value of `--engine`, an engine or a software stack. stack_text: a software stack; empty for none.
     """
-    from ..frameworks.engines.registry import engine_and_version
+    from ..frameworks.engines.registry import engine_and_version, engine_of_stack
     from ..reports.notes import published_tag_notes
+    from ..timing.stack import find_stack
     from .usual_engines import usual_scheme_of
 
-    engine_record = engine_and_version(options.engine)[0] if _is_registered_engine(options.engine) else None
-    engine_name, target = "" if engine_record is None else engine_record.name, run.preset.target
-    if is_library_tag(target) and not options.stack:
-        if engine_record is not None and not engine_record.reads_library_tags:
+    engine_record = engine_and_version(engine_text)[0] if _is_registered_engine(engine_text) else None
+    engine_name = "" if engine_record is None else engine_record.name
+    if is_library_tag(run.preset.target):
+        stack_name = stack_text or ("" if engine_record else engine_text or "")
+        reading_engine = engine_of_stack(stack_name) if stack_name else engine_record
+        if (stack_name or engine_record) and not (reading_engine and reading_engine.reads_library_tags):
+            title = reading_engine.title if reading_engine else find_stack(stack_name, "inference").title
             is_typed = run.settings.quantize is not None
-            return run_memory, () if is_typed else tuple(published_tag_notes(run.preset, engine_record.title))
-        engine_name = LIBRARY_ENGINE if engine_record is not None or not options.engine else ""
+            return run_memory, () if is_typed else tuple(published_tag_notes(run.preset, title))
+        engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:
         return run_memory, ()

@@ -13,6 +13,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.questions.options import ServeOptions
 from llmcalc.questions.serving import serve_study
+from llmcalc.reports.seconds import duration_text
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LatencyLimits, LayoutSizes
@@ -176,6 +177,12 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
     screen = " ".join(run(*words).out.split())
     assert "likely TTFT of a burst ≤ 500 ms" in screen
     assert "at risk: where all requests arrive at once the first token likely comes within" in screen
+    words = ("serve", *MODEL, "--tp", "1", "--ttft", "200ms", "--rate", "20")
+    chosen = serve(run, *words[1:])["chosen"]
+    screen = " ".join(run(*words).out.split())
+    assert chosen["ttft"]["estimate"] <= 0.2 < chosen["ttft"]["high"]
+    likely_text = duration_text(chosen["ttft"]["estimate"])
+    assert f"at risk: where arrivals are spread the first token likely comes within {likely_text}, and" in screen
     alone = " ".join(run("serve", *MODEL, "--tp", "1", "--concurrency", "1", "--ttft", "5s").out.split())
     assert "at risk" not in alone
 
