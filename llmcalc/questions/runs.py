@@ -269,6 +269,10 @@ def memory_question(
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_loss_chunks(preset.model.vocab_size)
+    if launched_run.linear_experts_in:
+        from ..frameworks.engines.rank import architectures
+
+        launched_run = launched_run.with_linear_experts(architectures(preset))
     run_options = replace(run_options, settings=Settings(**{"phase": "training", **launched_run.settings}))
     return RunQuestion(preset=preset, **vars(run_options), launch=launched_run)
 

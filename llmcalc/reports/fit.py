@@ -221,7 +221,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         if layout_count == 1
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
-    several_text = fit_answer.title_on_several and f", several under {fit_answer.title_on_several}"
+    other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
+    several_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
@@ -244,6 +245,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         **_fit_data(accelerator_fit),
         "needed_devices": fit_answer.needed,
         "needed_layout": None if fit_answer.fewest is None else fit_answer.fewest.layout.data(),
+        "needed_framework": None if needed_framework is None else needed_framework.name,
         "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),

@@ -73,6 +73,8 @@ class Launch:
         model's own head.
     logits_per_chunk: the most logits that a chunked loss computes at once, where the program states a chunk by its
         bytes; None (default) where the settings say its tokens.
+    linear_experts_in: classes of models whose experts the program makes linear layers, so that a base in 4 bits has
+        them quantized, too; none by default.
     stack: the name of the software stack of the program's kernels in training; empty (default) for the framework's.
     """
 
@@ -103,6 +105,7 @@ class Launch:
     written_options: Mapping[str, str] = field(default_factory=dict)
     score_labels: int | None = None
     logits_per_chunk: int | None = None
+    linear_experts_in: tuple[str, ...] = ()
     stack: str = ""
 
     def in_words_of_file(self, error: InputError) -> InputError:
@@ -142,6 +145,16 @@ class Launch:
         least_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
         chunk_count = 1 if least_chunks <= 1 else 4 * ceil_div(least_chunks, 4)
         return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
+
+    def with_linear_experts(self, class_names: Collection[str]) -> Launch:
+        """Returns the run with experts in 4 bits where the program makes them linear layers.
+
+        class_names: classes of the model, as `architectures` of its config has them.
+        """
+        is_in_four_bits = str(self.settings.get("base", "")).startswith("nf4")
+        if not is_in_four_bits or set(self.linear_experts_in).isdisjoint(class_names):
+            return self
+        return replace(self, settings={"quantized_experts": True, **self.settings})
 
     def data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""

@@ -64,9 +64,9 @@ ADAPTER_ARGUMENTS = field_names("""
 SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finetune_mlp_modules")
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
 
-LINEAR_EXPERTS = re.compile(r"gpt[-_]oss", re.IGNORECASE)
-"""The name of a model whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has
-tensors of all experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`).
+LINEAR_EXPERTS_IN = ("GptOssForCausalLM",)
+"""Classes whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has tensors of all
+experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`: by the model's type).
 """
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")
@@ -187,7 +187,8 @@ def _run_of_calls(
     model_name = FOUR_BITS.sub("", loaded_name)
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
-    launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), stack=STACK)
+    launched_run = trainer_launch(reader, {}, run_settings, model_id=model_name)
+    launched_run = replace(launched_run, stack=STACK, linear_experts_in=LINEAR_EXPERTS_IN)
     if loss != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
@@ -265,8 +266,7 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
         reader.flag(model, argument_name) for argument_name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model, "load_in_4bit", not (is_eight_bits or is_unquantized)):
-        has_linear_experts = LINEAR_EXPERTS.search(str(model.get("model_name", ""))) is not None
-        return adapter_settings | {"base": "nf4-dq"} | ({"quantized_experts": True} if has_linear_experts else {})
+        return adapter_settings | {"base": "nf4-dq"}
     return adapter_settings | ({"base": "int8"} if is_eight_bits else {})
 
 
