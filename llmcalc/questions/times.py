@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ..accelerator import Hardware
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
     from ..parallel.layout_request import LayoutRequest
     from ..studies.plan import LayoutPlan, Order, RankedLayouts
     from ..studies.run_time import TimeSettings
@@ -384,7 +383,7 @@ def time_settings(run: RunQuestion, framework_record: Framework, options: TimeOp
         None
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
-        () if launched_run is None else _slow_settings(launched_run),
+        _unpriced_settings(run),
         launched_run is not None and launched_run.torch_attention,
         framework_record.loss,
     )
@@ -394,8 +393,11 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 """Environment variables → the value with which the host waits for each kernel, or for all ranks before a message."""
 
 
-def _slow_settings(launched_run: Launch) -> tuple[str, ...]:
-    """Returns what a launch file sets that slows each step and that no time estimate holds."""
+def _unpriced_settings(run: RunQuestion) -> tuple[str, ...]:
+    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss."""
+    launched_run, loss_chunk = run.launch, run.settings.loss_chunk
+    if launched_run is None:
+        return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     variables = [f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value]
     is_deterministic = getattr(launched_run.own_settings, "deterministic_mode", False)
     return (*variables, *(["--deterministic-mode"] if is_deterministic else []))
@@ -479,8 +481,24 @@ def _inference_time(run: RunQuestion, options: TimeOptions) -> TimedRun:
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
         layout = serving_layout(run_memory, hardware, layout_request)
+        _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
         return replace(timed_run, engine_notes=(*scheme_notes, *engine_notes))
+
+
+def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
+    """Raises `InputError`, as `memory` does, where tensor parallelism divides blocks of quantized weights.
+
+    Servers pad experts in MXFP4 to whole blocks.
+    """
+    from ..device_memory.static import memory
+    from ..parallel.rank_model import rank_model
+
+    quantized = run_memory.states.quantized
+    if layout.tp == 1 or quantized is None or quantized.scheme.label == "mxfp4":
+        return
+    model, parts = rank_model(run_memory.spec, layout, 0), run_memory.states.count.include
+    memory(model, run_memory.settings, run_memory.published, parts, run_memory.config)
 
 
 def _check_served_model(run: RunQuestion, engine_text: str | None) -> tuple[str, ...]:

@@ -351,6 +351,11 @@ def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
     expected = r"--tp 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of group_size 128"
     with pytest.raises(InputError, match=expected):
         llmcalc.memory("qwen3-4b", engine="vllm", hardware="h100", tp=8, quantize="awq-int4-g128")
+    words: dict[str, Any] = {"hardware": "h100", "devices": 8, "tp": 8, "quantize": "awq-int4-g128"}
+    for question in (llmcalc.memory, llmcalc.time):
+        with pytest.raises(InputError, match=expected):
+            question("qwen3-4b", **words)
+    llmcalc.time("gpt-oss-20b", "h100", devices=4, tp=4)  # servers pad experts in MXFP4
     with pytest.raises(InputError, match=r"--quantize awq-int4-g128: .*2,880 columns"):  # the whole model cannot either
         llmcalc.serve("gpt-oss-20b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128")
 

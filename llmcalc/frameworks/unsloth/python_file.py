@@ -65,8 +65,8 @@ SWITCHED_OFF = ("finetune_language_layers", "finetune_attention_modules", "finet
 """Arguments of `get_peft_model` of which each takes adapters away if it is false."""
 
 LINEAR_EXPERTS_IN = ("GptOssForCausalLM",)
-"""Classes whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has tensors of all
-experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`: by the model's type).
+"""Classes whose experts Unsloth makes linear layers, which bitsandbytes quantizes, where transformers has tensors of
+all experts (unsloth_zoo ce232d6c, temporary_patches/gpt_oss.py, `_should_use_gpt_oss_bnb4bit`: by the model's type).
 """
 
 TRAINED_IN_FULL = ("embed_tokens", "lm_head")

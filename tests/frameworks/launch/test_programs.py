@@ -1020,7 +1020,7 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
     adapted = changed("oumi_sft.yaml", fsdp=None, training={**training, "use_peft": True}, peft=towers)
     assert adapted.settings["lora_rank"] == 16
     towers["lora_exclude_modules"] = [r".*layers\.0\..*"]
-    with pytest.raises(InputError, match="peft.lora_exclude_modules"):
+    with pytest.raises(InputError, match=r"peft\.lora_exclude_modules"):
         changed("oumi_sft.yaml", fsdp=None, training={**training, "use_peft": True}, peft=towers)
     path = tmp_path / "train.yaml"
     path.write_text((FILES / "oumi_sft.yaml").read_text())
