@@ -543,7 +543,7 @@ def time(
 
     phase: training, prefill or decode; default decode, or training if an option that only training has is given.
     launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm,
-        or llama.cpp where that is usual (GGUF files, Apple's chips).
+        or llama.cpp where that is usual (GGUF files, tags of Ollama's library, Apple's chips).
     global_batch: sequences of a step of all devices; default a micro-batch of each replica.
     context: in prefill, tokens that are cached before the prompt. server: whether a server's time before the first
         token is added.

@@ -183,7 +183,11 @@ class Layout:
 
     def options(self) -> str:
         """Returns the command-line options of this layout, without defaults and without the schedule of `--vpp`."""
-        option_texts: list[str] = []
+        return " ".join(self.options_by_field().values())
+
+    def options_by_field(self) -> dict[str, str]:
+        """Returns the options of `options`: field → option with its value."""
+        option_texts: dict[str, str] = {}
         for field in fields(self):
             field_value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
@@ -191,13 +195,11 @@ class Layout:
             if field.name == "reshard" and not self.zero:  # nothing is gathered
                 continue
             if isinstance(field_value, bool):
-                option_texts.append(option if field_value else f"--no-{option[2:]}")
+                option_texts[field.name] = option if field_value else f"--no-{option[2:]}"
             else:
-                option_texts += [
-                    option,
-                    stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value),
-                ]
-        return " ".join(option_texts)
+                value_text = stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value)
+                option_texts[field.name] = f"{option} {value_text}"
+        return option_texts
 
 
 def stage_layers_option(layers: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
@@ -17,10 +17,7 @@ from ..workload.setting import declarations_of, option
 from .options import CostOptions, ServeOptions, TimeOptions
 from .runs import RunQuestion
 from .serving import serve_study
-from .times import fastest_plan
-
-if TYPE_CHECKING:
-    from ..studies.plan import LayoutPlan
+from .times import added_options, fastest_plan
 
 
 def ask_cost(
@@ -101,7 +98,9 @@ def _training_cost(
             "range": seconds,
             "stack_title": layout_plan.times.stack.title,
             "plan": layout_plan,
-            "added_options": _options_that_make_it_fit(run_question, layout_plan),
+            "added_options": " ".join(added_options(run_question, layout_plan).values())
+            if run_question.layout.has_all_sizes
+            else "",
         }
         run_seconds = add_lost_time(step_seconds.scaled_by(step_count), devices)
     return RunCost(
@@ -115,18 +114,6 @@ def _training_cost(
         is_pretraining=has_usual_steps,
         **time_estimate,
     )
-
-
-def _options_that_make_it_fit(run_question: RunQuestion, layout_plan: LayoutPlan) -> str:
-    """Returns the options that `cost` adds so that a typed layout fits, such as full recomputation; else empty."""
-    from ..frameworks.registry import layout_of
-
-    candidate, framework_name = layout_plan.plan.feasible[0], layout_plan.framework.name
-    if not run_question.layout.has_all_sizes:
-        return ""
-    is_as_typed = candidate.layout == layout_of(replace(run_question.layout, framework=framework_name))
-    recompute_option = f"--recompute {candidate.recompute}" if candidate.recompute else ""
-    return recompute_option if is_as_typed else candidate.options
 
 
 def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:

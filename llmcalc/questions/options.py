@@ -161,7 +161,7 @@ class TimeOptions:
         str | None,
         listed(
             "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm, or llama.cpp where "
-            "that is usual: GGUF files, Apple.",
+            "that is usual: GGUF files, tags of Ollama's library, Apple.",
             "What runs",
             example="vllm",
             metavar="NAME[==VERSION]",

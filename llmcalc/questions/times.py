@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ..accelerator import Hardware
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
-    from ..frameworks.launch.record import Launch
     from ..parallel.layout_request import LayoutRequest
     from ..studies.plan import LayoutPlan, Order
     from ..studies.run_time import TimeSettings
@@ -227,7 +227,8 @@ def _fastest_fitting_layout(run_question: RunQuestion, options: TimeOptions) -> 
 def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: int | None) -> LayoutPlan:
     """Returns the plan of layouts over devices, sorted by time. Raises `InputError` if no layout fits.
 
-    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with what makes it fit.
+    A typed layout is planned as it is typed, as `time` has it; only where it does not fit, with the fewest further
+    options that make it fit.
     """
     from ..studies.plan import incomplete_search_error, plan_of
     from .plans import answer_of_fitting_run
@@ -235,9 +236,11 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
     hardware = run_question.hardware
     assert hardware is not None
 
-    def fastest(is_as_typed: bool) -> LayoutPlan:
+    def fastest(
+        layout_request: LayoutRequest = run_question.layout, tries_variants: bool = True, may_recompute: bool = True
+    ) -> LayoutPlan:
         return answer_of_fitting_run(
-            run_question,
+            replace(run_question, layout=layout_request),
             lambda run_memory, layout: plan_of(
                 run_memory,
                 hardware,
@@ -247,19 +250,61 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
                 order_name="time",
                 suggests_nearest="never",
                 time_settings=lambda framework_record: time_settings(run_question, framework_record, options),
-                may_recompute=not is_as_typed,
-                tries_variants=run_question.layout.has_all_sizes and not is_as_typed,
+                may_recompute=may_recompute,
+                tries_variants=tries_variants,
             ),
             lambda layout_plan: bool(layout_plan.plan.feasible),
         )
 
-    layout_plan = fastest(is_as_typed=run_question.layout.has_all_sizes)
-    if run_question.layout.has_all_sizes and not layout_plan.plan.feasible:
-        layout_plan = fastest(is_as_typed=False)
+    has_all_sizes = run_question.layout.has_all_sizes
+    layout_plan = fastest(may_recompute=not has_all_sizes, tries_variants=not has_all_sizes)
+    if has_all_sizes and not layout_plan.plan.feasible:
+        layout_plan = _with_fewest_options(run_question, fastest(), partial(fastest, tries_variants=False))
     if layout_plan.plan.ended_early and not layout_plan.plan.feasible:
         raise incomplete_search_error(layout_plan)
     if not layout_plan.plan.feasible or layout_plan.plan.feasible[0].seconds is None:
         raise _no_layout_error(layout_plan, run_question, run_question.layout.devices)
+    return layout_plan
+
+
+def added_options(run_question: RunQuestion, layout_plan: LayoutPlan) -> dict[str, str]:
+    """Returns the options that a plan's first layout has beside those of a typed layout: field → option with value."""
+    from ..frameworks.registry import layout_of
+
+    candidate = layout_plan.plan.feasible[0]
+    typed_options = layout_of(replace(run_question.layout, framework=layout_plan.framework.name)).options_by_field()
+    options = {
+        field: option_text
+        for field, option_text in candidate.layout.options_by_field().items()
+        if typed_options.get(field) != option_text
+    }
+    return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
+
+
+def _with_fewest_options(
+    run_question: RunQuestion, layout_plan: LayoutPlan, plan_request: Callable[..., LayoutPlan]
+) -> LayoutPlan:
+    """Returns the plan of a typed layout that fits with the fewest options beside the typed ones, the fastest of such.
+
+    layout_plan: the plan whose first layout is the fastest of those that fit with any options.
+    plan_request: (layout request, `may_recompute`) → the plan of that layout alone.
+    """
+    if not layout_plan.plan.feasible:
+        return layout_plan
+    candidate = layout_plan.plan.feasible[0]
+    layout_fields = [field for field in added_options(run_question, layout_plan) if field != "recompute"]
+    for option_count in range(1, len(added_options(run_question, layout_plan))):
+        fitting_plans = []
+        for may_recompute in (False, True):
+            for fields in combinations(layout_fields, option_count - may_recompute):
+                layout_request = replace(
+                    run_question.layout, **{field: getattr(candidate.layout, field) for field in fields}
+                )
+                smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
+                if smaller_plan.plan.feasible and len(added_options(run_question, smaller_plan)) == option_count:
+                    fitting_plans.append(smaller_plan)
+        if fitting_plans:
+            return min(fitting_plans, key=lambda fitting_plan: fitting_plan.plan.feasible[0].seconds or 0.0)
     return layout_plan
 
 
@@ -283,13 +328,15 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
             f"--devices {devices}: none of {layout_plan.tried:,} layouts can be counted, "
             f"most because {refusal_reason}; expected --step with a measured step"
         )
-    memory_advice = "more devices" if run_question.settings.recompute == "full" else "more devices, --recompute full"
+    is_typed_without_full = run_question.settings.recompute not in (None, "full")
+    memory_advice = "more devices, --recompute full" if is_typed_without_full else "more devices"
     untried_text = "".join(
         f" ({sentence})" for sentence in untried_frameworks(run_question, layout_plan.framework.name)
     )
     return InputError(
-        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the memory "
-        f"of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured step"
+        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the "
+        f"memory of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured "
+        "step"
     )
 
 
@@ -385,7 +432,7 @@ def time_settings(run_question: RunQuestion, framework_record: Framework, option
         None
         if launched_run is None or options.stack is not None or framework_record.overlapped_groups is None
         else framework_record.overlapped_groups(launched_run),
-        () if launched_run is None else _slow_settings(launched_run),
+        _unpriced_settings(run_question),
         launched_run is not None and launched_run.torch_attention,
         framework_record.loss,
     )
@@ -395,8 +442,11 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 """Environment variables → the value with which the host waits for each kernel, or for all ranks before a message."""
 
 
-def _slow_settings(launched_run: Launch) -> tuple[str, ...]:
-    """Returns settings of a launch file that slow each step and are not in the estimate, such as determinism."""
+def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
+    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss."""
+    launched_run, loss_chunk = run_question.launch, run_question.settings.loss_chunk
+    if launched_run is None:
+        return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     slow_variables = [
         f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
     ]
@@ -465,11 +515,13 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     assert hardware is not None
     engine_notes = _check_served_model(run_question, options.engine)
     layout_request, run_memory = run_question.layout, run_question.memory_on_one_device()
-    run_memory, scheme_notes = _with_usual_scheme(run_question, run_memory, options)
     for field in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
         if getattr(layout_request, field) not in (None, 1, 0):
             raise InputError(f"{option(field)}: is of training; expected --phase training")
     framework_stack = _inference_stack_of_framework(layout_request.framework, options)
+    run_memory, scheme_notes = _with_usual_scheme(
+        run_question, run_memory, options.engine, options.stack or framework_stack
+    )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
             options.stack
@@ -487,8 +539,24 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
         layout = serving_layout(run_memory, hardware, layout_request)
+        _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
         return replace(timed_run, engine_notes=(*scheme_notes, *engine_notes))
+
+
+def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
+    """Raises `InputError`, as `memory` does, where tensor parallelism divides blocks of quantized weights.
+
+    Servers pad experts in MXFP4 to whole blocks.
+    """
+    from ..device_memory.static import memory
+    from ..parallel.rank_model import rank_model
+
+    quantized_size = run_memory.states.quantized_size
+    if layout.tp == 1 or quantized_size is None or quantized_size.scheme.label == "mxfp4":
+        return
+    model, parts = rank_model(run_memory.spec, layout, 0), run_memory.states.parameter_count.include
+    memory(model, run_memory.settings, run_memory.published_dtype, parts, run_memory.model_config)
 
 
 def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
@@ -508,23 +576,28 @@ def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> t
 
 
 def _with_usual_scheme(
-    run_question: RunQuestion, run_memory: Memory, options: TimeOptions
+    run_question: RunQuestion, run_memory: Memory, engine_text: str | None, stack_text: str
 ) -> tuple[Memory, tuple[str, ...]]:
     """Returns a run with the scheme in which an engine's users run weights of 16 bits, and the note on it, if any.
 
-    A tag of Ollama's library has the library's scheme, unless a stack or an engine is named that does not read it.
+    A tag of Ollama's library has the library's scheme, unless the named software does not read the library's files.
+    engine_text: the value of `--engine`, an engine or a software stack. stack_text: a software stack; empty for none.
     """
-    from ..frameworks.engines.registry import engine_and_version
+    from ..frameworks.engines.registry import engine_and_version, engine_of_stack
     from ..reports.notes import published_tag_notes
+    from ..timing.stack import find_stack
     from .usual_engines import usual_scheme_of
 
-    engine_record = engine_and_version(options.engine)[0] if _is_registered_engine(options.engine) else None
-    engine_name, target = "" if engine_record is None else engine_record.name, run_question.preset.target
-    if is_library_tag(target) and not options.stack:
-        if engine_record is not None and not engine_record.reads_library_tags:
+    engine_record = engine_and_version(engine_text)[0] if _is_registered_engine(engine_text) else None
+    engine_name = "" if engine_record is None else engine_record.name
+    if is_library_tag(run_question.preset.target):
+        stack_name = stack_text or ("" if engine_record else engine_text or "")
+        reading_engine = engine_of_stack(stack_name) if stack_name else engine_record
+        if (stack_name or engine_record) and not (reading_engine and reading_engine.reads_library_tags):
+            title = reading_engine.title if reading_engine else find_stack(stack_name, "inference").title
             is_typed = run_question.settings.quantize is not None
-            return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, engine_record.title))
-        engine_name = LIBRARY_ENGINE if engine_record is not None or not options.engine else ""
+            return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, title))
+        engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name) if engine_name else None
     if usual_scheme is None:
         return run_memory, ()

@@ -96,12 +96,11 @@ class DecodingLoad(NamedTuple):
                 models_by_software.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
                 format_notes += [f"{preset.target}: {note}" for note in timed_run.engine_notes]
         software_texts = list(models_by_software)
-        if len(software_texts) > 1:  # the usual software of most models stands first
-            usual_software, *other_software = sorted(
-                models_by_software, key=lambda title: -len(models_by_software[title])
-            )
-            software_texts = [usual_software]
-            software_texts += [f"{title} ({', '.join(models_by_software[title])})" for title in other_software]
+        if len(software_texts) > 1:  # that of most models stands first
+            software_texts = [
+                f"{title} ({', '.join(models)})"
+                for title, models in sorted(models_by_software.items(), key=lambda item: -len(item[1]))
+            ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
             f"TPOT: a token of {plural(self.users, 'user')} after {compared_models[0][1].seq:,} tokens on 1 "

@@ -225,7 +225,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         if layout_count == 1
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
-    several_text = fit_answer.several_devices_title and f", several under {fit_answer.several_devices_title}"
+    other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
+    several_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
@@ -248,6 +249,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         **_fit_data(accelerator_fit),
         "needed_devices": fit_answer.fewest_devices,
         "needed_layout": None if fit_answer.layout_on_fewest is None else fit_answer.layout_on_fewest.layout.data(),
+        "needed_framework": None if needed_framework is None else needed_framework.name,
         "options": options_data([HardwareOption(layout_plan.devices, best_layout.layout, accelerator_fit)]),
         "largest": {"batch": fit_answer.batch, "seq": fit_answer.seq, "users": None},
         "changes": _changes_data(fit_answer.changes),

@@ -37,6 +37,7 @@ from .notes import (
     identity_experts_note,
     plural,
     too_long_notes,
+    unread_format_notes,
     warnings_of_notes,
     workload_text,
 )
@@ -66,6 +67,7 @@ def report(
     warnings = too_long_notes(flop_count.spec, flop_count.workload)
     notes = (
         warnings
+        + unread_format_notes(preset)
         + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(rank_share)))
         + _count_notes(flop_count)
     )

@@ -17,7 +17,7 @@ from .answer import CountedAnswer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
-from .notes import binary_unit_note, too_long_notes, warnings_of_notes, workload_text
+from .notes import binary_unit_note, too_long_notes, unread_format_notes, warnings_of_notes, workload_text
 from .rank_texts import counted_rank_notes, rank_data, subtitle_with_rank
 from .summary import model_data
 
@@ -37,6 +37,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = N
     warnings = too_long_notes(cache.spec, workload)
     notes = (
         warnings
+        + unread_format_notes(preset)
         + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(cache, rank_share)))
         + _cache_notes(cache)
     )

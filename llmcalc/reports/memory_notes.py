@@ -182,7 +182,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
             f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
             f"PEFT refuses --lora-targets {OUTPUT_OF_SCAN} for Falcon-H1, Mamba and Nemotron-H"
         )
-    if adapters.base_storage != "none":
+    if adapters.base_format != "none":
         notes.append(
             f"{OUTPUT_OF_SCAN} is counted in 16 bits, since the kernel of the scan reads the weight itself: "
             "llm_int8_skip_modules has to name it"

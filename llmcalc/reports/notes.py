@@ -130,6 +130,17 @@ def tag_format_notes(preset: Preset, scheme_name: str | None) -> list[str]:
     return [remark] if scheme_name == library_scheme else []
 
 
+def unread_format_notes(preset: Preset) -> list[str]:
+    """Returns a note if a config describes its stored weights in a way that is not read, which memory refuses."""
+    from ..costs.quantization.config import UnreadScheme, scheme_of_config
+
+    try:
+        scheme_of_config(preset.config)
+    except UnreadScheme as error:
+        return [f"the format of the weights is not read ({error.reason.partition(';')[0]}): counted as without it"]
+    return []
+
+
 def published_tag_notes(preset: Preset, software_title: str) -> list[str]:
     """Returns a note if software is asked about a tag of Ollama's library, whose files it does not read.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_params_of, total_params_of
-from ..errors import InputError
 from ..flow.tree import Node, Place
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
@@ -18,7 +17,7 @@ from .answer import CountedAnswer
 from .bars import TextBar
 from .document import Column, Report, Row, Table, without_repetitions
 from .node_tree import Figures, node_figures_data, tree_data
-from .notes import identity_experts_note, relative_error_text
+from .notes import identity_experts_note, relative_error_text, unread_format_notes
 from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
 from .summary import headline, model_data
 
@@ -177,7 +176,7 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
         if rank_share is None
         else _rank_notes(preset, parameter_count, rank_share)
     )
-    notes[:0] = _unread_format_notes(preset)
+    notes[:0] = unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
             f"not counted: {option_name}, {units.count(parameters)} ({units.exact(parameters)}); "
@@ -201,19 +200,6 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
             "checkpoint"
         )
     return without_repetitions(notes)
-
-
-def _unread_format_notes(preset: Preset) -> list[str]:
-    """Returns a note if a config describes its stored weights in a way that is not read, which memory refuses."""
-    from ..costs.quantization.base import WITHOUT
-    from ..costs.quantization.config import scheme_of_config
-
-    try:
-        scheme_of_config(preset.config)
-    except InputError as error:
-        problem = str(error).replace(f" ({WITHOUT})", "")
-        return [f"{problem.removesuffix('.')}; parameters are counted as without it"]
-    return []
 
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank) -> list[str]:

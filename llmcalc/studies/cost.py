@@ -104,7 +104,7 @@ class RunCost:
     plan: the plan whose first layout trains; None for others.
     server, load_point: what serves the requests; None for training.
     assumed_options: options that were not given, with their values.
-    added_options: options that a typed layout needs to fit, which the cost has; empty for none.
+    added_options: the fewest options beside the typed ones with which a typed layout fits; empty for none.
     is_pretraining: whether all weights of a model that gives tokens are trained, which has usual steps (`step_size`).
     """
 

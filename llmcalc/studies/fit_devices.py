@@ -11,6 +11,7 @@ from ..accelerator import Hardware, MemoryFit
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.framework import Framework
 from ..frameworks.ranks import Cluster, rank_needing_most
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
@@ -50,7 +51,7 @@ class DevicesFitAnswer:
     seq: largest sequence length that fits with the best layout; 0 if none does.
     changes: changes that make it fit; empty if the run fits with the estimated fragmentation.
     ended_early: whether the work of the search was spent: fewer accelerators and larger runs may fit too.
-    several_devices_title: the framework of more accelerators, if it is another one; else empty.
+    other_framework: the framework of more accelerators, if it is another one; else None.
     """
 
     layout_plan: LayoutPlan
@@ -62,7 +63,15 @@ class DevicesFitAnswer:
     seq: int
     changes: tuple[SettingChange, ...]
     ended_early: bool = False
-    several_devices_title: str = ""
+    other_framework: Framework | None = None
+
+    @property
+    def needed_framework(self) -> Framework | None:
+        """The framework of the layout on the fewest accelerators; None without such a layout."""
+        if self.fewest_devices is None:
+            return None
+        is_more = self.fewest_devices > self.layout_plan.devices
+        return self.other_framework if is_more and self.other_framework else self.layout_plan.framework
 
     @property
     def memory(self) -> Memory:
@@ -137,9 +146,9 @@ def fit_devices(
         seq,
         setting_changes,
         devices_question.budget.is_spent(),
-        ""
+        None
         if devices_question.several_devices_question is None
-        else devices_question.several_devices_question.estimates.framework.title,
+        else devices_question.several_devices_question.estimates.framework,
     )
 
 
@@ -373,7 +382,9 @@ def _changes_that_fit(
                 recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:
+        other_question = devices_question.several_devices_question if fewest_devices > devices else None
+        framework_option = "" if other_question is None else f" --framework {other_question.estimates.framework.name}"
         yield SettingChange(
-            devices_option(fewest_devices, fewest_candidate.layout),
+            devices_option(fewest_devices, fewest_candidate.layout) + framework_option,
             MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),
         )

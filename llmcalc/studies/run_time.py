@@ -94,7 +94,7 @@ class TimeSettings:
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
     overlapped_groups: groups whose messages a launch file sends beside products; None for those of the stack.
-    unpriced_settings: what a launch file sets that slows a step and that the time ignores.
+    unpriced_settings: what a launch file or an option sets that changes a step and that the time ignores.
     torch_attention: whether the program of a launch file calls torch's attention, which its settings name `flash`.
     loss: the value of `--cross-entropy` of a run that states none; None (default) for the stack's own.
     factors: of a calibration; default none.

@@ -41,17 +41,20 @@ class LatencyLimits:
     tpot: float | None = None
 
     def violated_limits(self, load_latencies: LoadLatencies) -> str:
-        """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits.
-
-        A first token is compared where all requests arrive at once, as those of a benchmark and of a burst of users do;
-        at a rate, which says how they arrive, where arrivals are spread.
-        """
+        """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits."""
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
-        ttft = load_latencies.ttft_of_burst if self.rate is None else load_latencies.ttft
-        if self.ttft is not None and ttft > self.ttft:
+        if self.ttft is not None and self.compared_ttft(load_latencies) > self.ttft:
             return "TTFT above --ttft"
         return ""
+
+    def compared_ttft(self, load_latencies: LoadLatencies) -> float:
+        """Returns the likely seconds to the first token that `ttft` limits.
+
+        They are those of requests that all arrive at once, as those of a benchmark and of a burst of users do;
+        at a rate, which says how requests arrive, those of spread arrivals.
+        """
+        return load_latencies.ttft_of_burst if self.rate is None else load_latencies.ttft
 
     def are_at_risk(self, ttft: TimeRange) -> bool:
         """Whether the range of the time to the first token ends above its limit."""

@@ -242,5 +242,5 @@ def test_the_software_that_times_tokens_is_named_for_each_model() -> None:
     )
     words = ("qwen3:8b", "qwen3-8b", "llama3-8b", "--hardware", "h100")
     text = " ".join(run(*words, "--notes").split())
-    assert "1 H100 SXM under vLLM, llama.cpp (qwen3:8b), with" in text
+    assert "1 H100 SXM under vLLM (qwen3-8b, llama3-8b), llama.cpp (qwen3:8b), with" in text
     assert "qwen3:8b: weights in q4_k_m, as most tags without a format have" in text

@@ -221,7 +221,7 @@ def test_a_run_of_less_than_a_day_is_told_in_hours_or_less(run: Any) -> None:
 
 
 def test_a_typed_layout_costs_what_it_takes_as_typed_where_it_fits(run: Any) -> None:
-    """Where it does not, `cost` has the fastest change that makes it fit, as `plan` lists it, and names it."""
+    """Where it does not, `cost` has the fewest further options that make it fit, and names them alone."""
     layout = ("--hardware", "h100", "--devices", "8", "--tp", "2", "--dp", "4", "--zero", "1", "--format", "json")
     for batch, is_added in (("1", False), ("2", True)):
         words = ("llama3-8b", *layout, "--seq", "8k" if is_added else "4k", "--batch", batch, "--global-batch", "8")
@@ -230,5 +230,5 @@ def test_a_typed_layout_costs_what_it_takes_as_typed_where_it_fits(run: Any) -> 
         timed = run("time", *words, "--phase", "training").document
         step = cost["step"]["estimate"]
         assert step == pytest.approx((planned if is_added else timed)["seconds"]["estimate"], rel=1e-6)
-        note = "what is typed does not fit: the cost is with --tp 2 --dp 4 --sequence-parallel --zero 1"
+        note = "what is typed does not fit: the cost is with --sequence-parallel"
         assert (note in cost["notes"]) is is_added

@@ -395,4 +395,8 @@ def test_fit_on_one_device_counts_the_framework_of_memory(run: Any) -> None:
     screen = " ".join(run("fit", *words, "--devices", "1").out.split())
     assert "it does not fit on 1 × 4GiB under torch" in screen
     assert "1 device were tried, several under Megatron-Core" in screen
+    assert (asked["fit"]["needed_framework"], several["needed_framework"]) == ("megatron", "megatron")
+    assert asked["fit"]["changes"][-1]["option"].endswith(" --framework megatron")
+    fitting = run("fit", *words[:3], "--hardware", "h100", "--devices", "1", "--format", "json").document
+    assert (fitting["needed_devices"], fitting["needed_framework"]) == (1, "torch")
     assert "1 device under torch" in " ".join(run("memory", *words, "--devices", "1").out.split())

@@ -828,6 +828,9 @@ def test_eager_norms_and_losses_on_fused_software_are_said_to_be_timed_as_fused(
         assert (note in notes) is is_named, (stack, option)
     _, notes = update_of(run, "--compile", "--norm", "eager", "--cross-entropy", "eager")
     assert not any("timed as without" in note for note in notes)
+    for option, is_named in ((("--loss-chunk", "512"), True), ((), False)):
+        _, notes = update_of(run, "--cross-entropy", "chunked", *option)
+        assert ("timed as without --loss-chunk 512: what that changes is not estimated" in notes) is is_named
 
 
 def test_fused_and_compiled_kernels_are_timed_as_such(run: Any) -> None:

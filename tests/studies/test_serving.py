@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llmcalc.reports.seconds import duration_text
 
 import llmcalc
 from llmcalc.errors import InputError
@@ -177,6 +178,12 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
     screen = " ".join(run(*words).out.split())
     assert "likely TTFT of a burst ≤ 500 ms" in screen
     assert "at risk: where all requests arrive at once the first token likely comes within" in screen
+    words = ("serve", *MODEL, "--tp", "1", "--ttft", "200ms", "--rate", "20")
+    chosen = serve(run, *words[1:])["chosen"]
+    screen = " ".join(run(*words).out.split())
+    assert chosen["ttft"]["estimate"] <= 0.2 < chosen["ttft"]["high"]
+    likely_text = duration_text(chosen["ttft"]["estimate"])
+    assert f"at risk: where arrivals are spread the first token likely comes within {likely_text}, and" in screen
     alone = " ".join(run("serve", *MODEL, "--tp", "1", "--concurrency", "1", "--ttft", "5s").out.split())
     assert "at risk" not in alone
 
@@ -351,6 +358,11 @@ def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
     expected = r"--tp 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of group_size 128"
     with pytest.raises(InputError, match=expected):
         llmcalc.memory("qwen3-4b", engine="vllm", hardware="h100", tp=8, quantize="awq-int4-g128")
+    words: dict[str, Any] = {"hardware": "h100", "devices": 8, "tp": 8, "quantize": "awq-int4-g128"}
+    for question in (llmcalc.memory, llmcalc.time):
+        with pytest.raises(InputError, match=expected):
+            question("qwen3-4b", **words)
+    llmcalc.time("gpt-oss-20b", "h100", devices=4, tp=4)  # servers pad experts in MXFP4
     with pytest.raises(InputError, match=r"--quantize awq-int4-g128: .*2,880 columns"):  # the whole model cannot either
         llmcalc.serve("gpt-oss-20b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128")
 

@@ -111,14 +111,27 @@ def test_engines_that_read_a_tags_file_count_its_format_and_others_say_that_they
         )
         assert of_tag.get("terms") == of_scheme.get("terms")
         assert of_tag.get("seconds") == of_scheme.get("seconds")
+    of_engine, *of_stacks = (
+        json.loads(command("time", "qwen3:8b", *words.split(), "--hardware", "rtx-4090", "--format", "json").out)
+        for words in ("--engine llama.cpp", "--stack llamacpp", "--stack llamacpp-2024")
+    )
+    assert all(
+        of_stack["seconds"] == of_engine["seconds"] for of_stack in of_stacks
+    )  # the engine of the stack reads it
     remark = "weights as published: vLLM reads no tag of Ollama's library (--engine ollama does)"
     for words in (
         "memory qwen3:8b --engine vllm --hardware h100",
         "time qwen3:8b --engine vllm --hardware h100 --notes",
+        "time qwen3:8b --stack vllm-2025 --hardware h100 --notes",
         "serve qwen3:8b --hardware h100 --input 1000 --output 100",
         "cost qwen3:8b --hardware h100 --input 1000 --output 100 --requests 1M",
     ):
         assert remark in " ".join(command(*words.split()).out.split()), words
+    remark = "weights as published: transformers in eager PyTorch reads no tag of Ollama's library"
+    for software in ("--engine", "--stack"):
+        assert remark in " ".join(
+            command("time", "qwen3:8b", software, "transformers", "--hardware", "h100").out.split()
+        )
     quantized = command(*["memory", "qwen3:8b", "--engine", "vllm", "--hardware", "h100", "--quantize", "fp8"]).out
     assert "reads no tag" not in " ".join(quantized.split())
 

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from llmcalc import units
+from llmcalc.reports.serve import AT_RISK_IF_SPREAD, AT_RISK_IN_BURST
 from tests import certainty
 from tests.builders import with_other_causes
 
@@ -179,6 +181,21 @@ class TestErrors:
                     )
         assert shared_count / expected_count > 0.9
         assert shared_count / kept_count > 0.85
+
+    def test_servers_at_risk_keep_limits_as_often_as_the_note_says(
+        self, scored: tuple[list[Score], dict[str, list[str]]]
+    ) -> None:
+        """The shares in the note of `serve` on a server whose range of the first token ends above the limit."""
+        kept_by_rule: dict[bool, list[bool]] = {True: [], False: []}
+        for run in scored[0]:
+            if run.row["measure"] == "ttft" and run.row.is_loaded:
+                load, high = measured_rows.load_of(run.row), measured.range_of(run.row, run.seconds).high
+                for limit in (0.2, 0.5, 1, 2, 5):
+                    for is_burst, ttft in ((True, load.ttft_of_burst), (False, load.ttft)):
+                        if ttft <= limit < high:
+                            kept_by_rule[is_burst].append(run.row.seconds <= limit)
+        shares = {is_burst: units.percent(mean(kept), 0) for is_burst, kept in kept_by_rule.items()}
+        assert shares == {True: AT_RISK_IN_BURST, False: AT_RISK_IF_SPREAD}
 
     @pytest.mark.parametrize("language", certainty.PAGES)
     def test_the_page_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]], language: str) -> None:

@@ -31,10 +31,18 @@ CALIBRATION = (
 """Fields of AutoGPTQ, GPTQModel and AutoAWQ on how codes were found and which kernels run them."""
 
 
+class UnreadScheme(InputError):
+    """Raised for a scheme of a config that is not read. reason: the field, its value and what is expected."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} ({WITHOUT})")
+        self.reason = reason
+
+
 def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationScheme | None:
     """Returns the scheme of a parsed `config.json`; None for plain weights.
 
-    Raises `InputError` for an unknown method or field, and for a value that the method does not support.
+    Raises `UnreadScheme` for an unknown method or field, and for a value that the method does not support.
     """
     if model_config is None:
         return None
@@ -42,15 +50,15 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
     if quantization_table is None:
         return None
     if not isinstance(quantization_table, dict):
-        raise InputError(f"quantization_config: {shown(quantization_table)}; expected a table of fields ({WITHOUT})")
+        raise UnreadScheme(f"quantization_config: {shown(quantization_table)}; expected a table of fields")
     method_name = quantization_table.get("quant_method", _method_without_name(quantization_table))
     method_name = OTHER_METHODS.get(method_name, method_name) if isinstance(method_name, str) else method_name
     if not isinstance(method_name, str) or method_name not in METHODS:
         known_methods = ", ".join(METHODS)
         suggestion_text = suggest(method_name, list(METHODS)) if isinstance(method_name, str) else ""
-        raise InputError(
+        raise UnreadScheme(
             f"quantization_config.quant_method: {shown(method_name)} is not known; expected one of {known_methods}."
-            f"{suggestion_text} ({WITHOUT})"
+            f"{suggestion_text}"
         )
     if method_name == "fp8" and config_section.get("expert_dtype") is not None:  # as `DeepseekV4Config` moves it
         quantization_table = {"expert_dtype": config_section["expert_dtype"], **quantization_table}
@@ -59,7 +67,7 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
         quantization_scheme = METHODS[method_name](scheme_fields)
         scheme_fields.check_all_read()
     except InputError as error:
-        raise InputError(f"{error} ({WITHOUT})") from None
+        raise UnreadScheme(str(error)) from None
     if isinstance(quantization_scheme, MLXScheme):
         model_types = {config_table.get("model_type") for config_table in (model_config, config_section)}
         unconverted_components = [components for kind, components in UNCONVERTED.items() if kind in model_types]

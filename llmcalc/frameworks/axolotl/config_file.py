@@ -100,7 +100,7 @@ IGNORED = field_names("""
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    lora_qkv_kernel lora_o_kernel relora_prune_ratio relora_prune_method relora_cpu_offload
+    lora_qkv_kernel lora_o_kernel lora_embedding_kernel relora_prune_ratio relora_prune_method relora_cpu_offload
     otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """)
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -188,21 +188,33 @@ def read_axolotl(config: Table, source_file: LaunchSource) -> Launch:
         arguments = {**_trainer_arguments(config, sixteen_bit_dtype), "parallelism_config": parallelism_config}
         model_id = str(config["base_model"] or "")
         reader.longest_samples = not (config.get("sample_packing") or config.get("pad_to_sequence_len"))
+        fuses_adapters = _fuses_adapters(reader, config)
         launched_run = trainer_launch(
             reader, arguments, run_settings, world_size, model_id, shipped_tables=DEEPSPEED_CONFIGS
         )
-        has_own_stack = launched_run.framework == "torch" and _fuses_adapters(config)
+        has_own_stack = fuses_adapters and launched_run.framework == "torch"
         return replace(launched_run, stack="axolotl") if has_own_stack else launched_run
 
 
-def _fuses_adapters(config: Table) -> bool:
-    """Whether axolotl's kernels run the adapters, as they do by default.
+ADAPTER_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+"""Keys of axolotl's kernels of adapters. The file decides on all of them by one of them, else axolotl turns them on."""
 
-    Source: axolotl, utils/schemas/config.py, `check_auto_enable_lora_kernels`.
+
+def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
+    """Whether axolotl's kernels run the adapters of networks, by the file or by axolotl's default.
+
+    Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
-    has_adapters = config.get("adapter") in ("lora", "qlora")
-    other_layers = ("rl", "trust_remote_code", "load_in_8bit", "nvfp4_merge_aware")
-    return has_adapters and config.get("lora_mlp_kernel") is not False and not any(map(config.get, other_layers))
+    if config.get("adapter") not in ("lora", "qlora"):
+        return False
+    if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
+        has_kernel = reader.flag(config, "lora_mlp_kernel")
+        other_kernels = [kernel for kernel in ADAPTER_KERNELS[1:] if reader.flag(config, kernel)]
+        if other_kernels and not has_kernel:
+            reader.notes.append(f"{', '.join(other_kernels)} without lora_mlp_kernel: timed as PyTorch's adapters")
+        return has_kernel
+    is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
+    return not (is_eight_bit_lora or any(map(config.get, ("rl", "trust_remote_code", "nvfp4_merge_aware"))))
 
 
 def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int | None, dict[str, Any]]:

@@ -66,6 +66,20 @@ def engine(engine_name: str) -> Engine:
     return engine_record
 
 
+def engine_of_stack(stack_text: str) -> Engine | None:
+    """Returns the first engine that a software stack times; None for a stack of no engine.
+
+    The stacks of earlier versions have the name of the newest in front: `llamacpp-2024`, as that is `llamacpp`.
+    stack_text: the name of a stack, or several with `+` between, of which the first is the software.
+    """
+    stack_name = stack_text.partition("+")[0]
+    for engine_name in FOLDERS:
+        engine_record = engine(engine_name)
+        if any(f"{stack_name}-".startswith(f"{name}-") for _, name in engine_record.stacks):
+            return engine_record
+    return None
+
+
 def engine_and_version(engine_text: str) -> tuple[Engine, EngineVersion]:
     """Returns the engine and its version from `NAME` or `NAME==VERSION`. Raises `InputError` for unknown names."""
     engine_name, equals_signs, version_text = engine_text.partition("==")

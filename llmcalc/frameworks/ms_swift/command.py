@@ -152,12 +152,13 @@ def _with_two_words(launched_run: Launch) -> Launch:
     Source: swift/model/register.py, `_patch_generative_reranker`. Megatron-SWIFT has the logits of all words
     (mcore-bridge, model/gpt_model.py, `_postprocess`).
     """
-    note = "--task_type generative_reranker: logits of two words alone, counted as a loss in chunks"
-    settings = {**launched_run.settings, "cross_entropy": "chunked"}
+    logits_text = "--task_type generative_reranker: logits of two words alone"
     if launched_run.layout.zero == 3:
-        note = f"{note.partition(',')[0]}; under ZeRO-3 those of all words are counted"
-        settings = {**launched_run.settings}
-    return replace(launched_run, settings=settings, notes=(*launched_run.notes, note))
+        note = f"{logits_text}; under ZeRO-3 those of all words are counted"
+        return replace(launched_run, notes=(*launched_run.notes, note))
+    settings = {**launched_run.settings, "cross_entropy": "chunked"}
+    notes = (*launched_run.notes, f"{logits_text}, counted as a loss in chunks")
+    return replace(launched_run, settings=settings, notes=notes)
 
 
 def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swift_verb: str) -> Launch:

@@ -53,28 +53,25 @@ TRAINING_IGNORED = field_names("""
     empty_device_cache_steps nccl_default_timeout_minutes label_ignore_index grpo gkd gold verl_config_overrides
     """)
 
-ADAPTER_ARGUMENTS = {
-    "lora_r": "lora_r",
-    "lora_target_modules": "lora_target_modules",
-    "lora_target_parameters": "lora_target_parameters",
-    "lora_modules_to_save": "lora_modules_to_save",
-    "lora_dropout": "lora_dropout",
-    "use_bnb_nested_quant": "use_bnb_nested_quant",
-}
-"""Key of `peft` → the argument of TRL's `ModelConfig`."""
+ADAPTER_ARGUMENTS = field_names("""
+    lora_r lora_target_modules lora_target_parameters lora_modules_to_save lora_dropout use_bnb_nested_quant
+    """)
+"""Keys of `peft` that are arguments of TRL's `ModelConfig`."""
 
-ADAPTER_READ = (*ADAPTER_ARGUMENTS, "q_lora", "q_lora_bits", "llm_int8_skip_modules", "lora_bias")
-
-ADAPTER_IGNORED = field_names("""
-    lora_alpha lora_exclude_modules lora_init_weights lora_task_type bnb_4bit_quant_type bnb_4bit_quant_storage
-    bnb_4bit_compute_dtype peft_save_mode
+ADAPTER_READ = ADAPTER_ARGUMENTS | field_names("""
+    q_lora q_lora_bits llm_int8_skip_modules lora_bias lora_exclude_modules
     """)
 
-FSDP_READ = field_names("enable_fsdp sharding_strategy cpu_offload mixed_precision")
+ADAPTER_IGNORED = field_names("""
+    lora_alpha lora_init_weights lora_task_type bnb_4bit_quant_type bnb_4bit_quant_storage bnb_4bit_compute_dtype
+    peft_save_mode
+    """)
+
+FSDP_READ = field_names("enable_fsdp sharding_strategy cpu_offload mixed_precision auto_wrap_policy")
 
 FSDP_IGNORED = field_names("""
-    backward_prefetch forward_prefetch use_orig_params state_dict_type auto_wrap_policy min_num_params
-    transformer_layer_cls sync_module_states
+    backward_prefetch forward_prefetch use_orig_params state_dict_type min_num_params transformer_layer_cls
+    sync_module_states
     """)
 
 DEEPSPEED_IGNORED = field_names("""
@@ -104,26 +101,27 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of an Oumi config. Raises `InputError`, which names file and key."""
     with reader_of(source_file) as reader:
         unknown_keys(reader, config, TABLES, "", "no table that is known")
-        model, training, adapters = (reader.table(config, name) for name in ("model", "training", "peft"))
-        trainer = str(training.get("trainer_type", "HF")).upper()[:40]
+        tables = {name: reader.table(config, name) for name in TABLES}
+        keys = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
+        trainer = str(keys.get("training.trainer_type", "HF")).upper()[:40]
         if trainer not in TRAINERS:
             raise reader.wrong("training.trainer_type", f"{shown(trainer)}; expected one of {', '.join(TRAINERS)}")
-        uses_adapters = reader.flag(training, "use_peft")
-        fsdp_table, deepspeed_table = reader.table(config, "fsdp"), reader.table(config, "deepspeed")
+        unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model", "no key that is known")
+        unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         arguments: dict[str, Any] = {
-            **_model_arguments(reader, model, trainer),
-            **_training_arguments(reader, training),
+            **_training_arguments(reader, keys),
+            **_model_arguments(reader, keys, trainer),
             **TRAINERS[trainer],
-            **(_adapter_arguments(reader, adapters) if uses_adapters else {}),
+            **(_adapter_arguments(reader, keys, tables["peft"]) if reader.flag(keys, "training.use_peft") else {}),
         }
         if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
             arguments["dtype"] = "float32"  # peft's `prepare_model_for_kbit_training`
-        if reader.flag(fsdp_table, "enable_fsdp"):
-            arguments |= _fsdp_arguments(reader, fsdp_table, arguments)
-        if reader.flag(deepspeed_table, "enable_deepspeed"):
-            arguments |= _deepspeed_arguments(reader, deepspeed_table)
-        data = reader.table(reader.table(config, "data"), "train")
-        is_packed = reader.flag(data, "pack")
+        if reader.flag(keys, "fsdp.enable_fsdp"):
+            unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp", "no key that is known")
+            arguments |= _fsdp_arguments(reader, keys, arguments)
+        if reader.flag(keys, "deepspeed.enable_deepspeed"):
+            arguments |= _deepspeed_arguments(reader, tables["deepspeed"])
+        is_packed = reader.flag(reader.table(keys, "data.train"), "pack")
         reader.check_unknown()
         launched_run = (read_trainer if trainer == "HF" else read_trl)(arguments, source_file)
         is_published = arguments["dtype"] == "auto" and launched_run.framework == WITHOUT_A_NAME
@@ -134,82 +132,96 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         )
 
 
-def _model_arguments(reader: LaunchReader, model: Table, trainer: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `model`. trainer: the value of `trainer_type`."""
-    unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model", "no key that is known")
-    for argument_name in reader.table(model, "model_kwargs"):
+def _model_arguments(reader: LaunchReader, keys: Table, trainer: str) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `model`, which replace those of `training.trainer_kwargs`.
+
+    keys: `TABLE.KEY` → value. trainer: the value of `trainer_type`.
+    """
+    for argument_name in reader.table(keys, "model.model_kwargs"):
         if argument_name not in MODEL_ARGUMENTS_IGNORED:
             reader.unknown[f"model.model_kwargs.{argument_name}"[:100]] = "it is modelled without"
-    frozen_layers = model.get("freeze_layers") or []
-    if not isinstance(frozen_layers, list):
-        raise reader.wrong("model.freeze_layers", f"{shown(frozen_layers)}; expected a list of names")
-    if not all("vis" in str(name) or "audio" in str(name) for name in frozen_layers):
+    if _names_language_model(reader, keys, "model.freeze_layers"):
         reader.unknown["model.freeze_layers"] = "layers of the language model that are not trained are not modelled"
     arguments: dict[str, Any] = {
-        "model_name_or_path": str(model["model_name"])[:200],
-        "dtype": reader.value(model, "torch_dtype_str", "auto"),
-        "use_liger_kernel": reader.flag(model, "enable_liger_kernel"),
+        "model_name_or_path": str(keys["model.model_name"])[:200],
+        "dtype": reader.value(keys, "model.torch_dtype_str", "auto"),
     }
-    if model.get("attn_implementation") is not None:
-        arguments["attn_implementation"] = model["attn_implementation"]
-    if model.get("model_max_length") is not None and trainer in ("TRL_SFT", "TRL_DPO"):
-        arguments["max_length"] = model["model_max_length"]
+    if reader.flag(keys, "model.enable_liger_kernel"):
+        arguments["use_liger_kernel"] = True
+    if keys.get("model.attn_implementation") is not None:
+        arguments["attn_implementation"] = keys["model.attn_implementation"]
+    if keys.get("model.model_max_length") is not None and trainer in ("TRL_SFT", "TRL_DPO"):
+        arguments["max_length"] = reader.integer(keys, "model.model_max_length", 1)
     return arguments
 
 
-def _training_arguments(reader: LaunchReader, training: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `training`."""
-    unknown_keys(reader, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
-    precision = str(training.get("mixed_precision_dtype") or "none").lower()
+def _names_language_model(reader: LaunchReader, keys: Table, key: str) -> bool:
+    """Whether a list of names or patterns of modules has others than those of encoders of images and sound."""
+    module_names = keys.get(key) or []
+    if not isinstance(module_names, list):
+        raise reader.wrong(key, f"{shown(module_names)}; expected a list of names")
+    return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
+
+
+def _training_arguments(reader: LaunchReader, keys: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `training`. keys: `TABLE.KEY` → value."""
+    precision = str(keys.get("training.mixed_precision_dtype") or "none").lower()
     if precision not in ("none", "fp16", "bf16"):
         raise reader.wrong("training.mixed_precision_dtype", f"{shown(precision)}; expected NONE, FP16 or BF16")
     trainer_arguments = {
-        name: value
-        for name, value in reader.table(training, "trainer_kwargs").items()
-        if not str(value).startswith("${model.model_max_length}")
+        name: keys.get("model.model_max_length") if str(value).startswith("${model.model_max_length}") else value
+        for name, value in reader.table(keys, "training.trainer_kwargs").items()
     }
     return {
-        "per_device_train_batch_size": reader.value(training, "per_device_train_batch_size", 8),
-        "gradient_accumulation_steps": reader.value(training, "gradient_accumulation_steps", 1),
-        "optim": reader.value(training, "optimizer", "adamw_torch"),
-        "gradient_checkpointing": reader.flag(training, "enable_gradient_checkpointing"),
-        "gradient_checkpointing_kwargs": dict(reader.table(training, "gradient_checkpointing_kwargs")),
-        "torch_compile": reader.flag(training, "compile"),
+        "per_device_train_batch_size": reader.integer(keys, "training.per_device_train_batch_size", 8),
+        "gradient_accumulation_steps": reader.integer(keys, "training.gradient_accumulation_steps", 1),
+        "optim": reader.value(keys, "training.optimizer", "adamw_torch"),
+        "gradient_checkpointing": reader.flag(keys, "training.enable_gradient_checkpointing"),
+        "gradient_checkpointing_kwargs": dict(reader.table(keys, "training.gradient_checkpointing_kwargs")),
+        "torch_compile": reader.flag(keys, "training.compile"),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         **trainer_arguments,
     }
 
 
-def _adapter_arguments(reader: LaunchReader, adapters: Table) -> dict[str, Any]:
-    """Returns the arguments of adapters of the table `peft`, whose default rank is 8."""
-    unknown_keys(reader, adapters, (*ADAPTER_READ, *ADAPTER_IGNORED), "peft", "no key that is known")
+def _adapter_arguments(reader: LaunchReader, keys: Table, adapters: Table) -> dict[str, Any]:
+    """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
+    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft", "no key that is known")
+    if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
+        reader.unknown["peft.lora_exclude_modules"] = "adapters of all lora_target_modules are counted"
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
         if adapters.get(key) not in (None, [], plain_value):
             reader.unknown[f"peft.{key}"] = "it is modelled without"
-    arguments: dict[str, Any] = {"use_peft": True, "lora_r": reader.value(adapters, "lora_r", 8)}
-    arguments |= {
-        argument: adapters[key] for key, argument in ADAPTER_ARGUMENTS.items() if adapters.get(key) is not None
-    }
-    if reader.flag(adapters, "q_lora"):
-        bits = reader.integer(adapters, "q_lora_bits", 4)
+    arguments: dict[str, Any] = {"use_peft": True}
+    arguments |= {key: value for key, value in adapters.items() if key in ADAPTER_ARGUMENTS and value is not None}
+    arguments["lora_r"] = reader.integer(keys, "peft.lora_r", 8)
+    if reader.flag(keys, "peft.q_lora"):
+        bits = reader.integer(keys, "peft.q_lora_bits", 4)
         if bits not in (4, 8):
             raise reader.wrong("peft.q_lora_bits", f"{bits}; expected 4 or 8")
         arguments[f"load_in_{bits}bit"] = True
     return arguments
 
 
-def _fsdp_arguments(reader: LaunchReader, fsdp_table: Table, arguments: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `fsdp`, under which accelerate makes the checkpoints of layers."""
-    unknown_keys(reader, fsdp_table, FSDP_READ | FSDP_IGNORED, "fsdp", "no key that is known")
-    mixed_precision = fsdp_table.get("mixed_precision")
+def _fsdp_arguments(reader: LaunchReader, keys: Table, arguments: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `fsdp`, under which accelerate makes the checkpoints of layers.
+
+    keys: `TABLE.KEY` → value.
+    """
+    wrap_policy = str(reader.value(keys, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
+    if wrap_policy != "TRANSFORMER_BASED_WRAP":
+        reader.unknown["fsdp.auto_wrap_policy"] = (
+            f"{wrap_policy} gathers other groups of weights than those of a layer; expected TRANSFORMER_BASED_WRAP"
+        )
+    mixed_precision = keys.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):
         raise reader.wrong("fsdp.mixed_precision", f"{shown(mixed_precision)}; expected bf16 or fp16")
     return {
         "fsdp": "auto_wrap",
         "fsdp_config": {
-            "sharding_strategy": fsdp_table.get("sharding_strategy", "FULL_SHARD"),
-            "offload_params": reader.flag(fsdp_table, "cpu_offload"),
+            "sharding_strategy": keys.get("fsdp.sharding_strategy", "FULL_SHARD"),
+            "offload_params": reader.flag(keys, "fsdp.cpu_offload"),
             "activation_checkpointing": arguments["gradient_checkpointing"],
         },
         "gradient_checkpointing": False,

@@ -1222,6 +1222,19 @@ def test_published_peaks_of_unsloths_notebooks(tmp_path: Path, text: str, measur
     assert memory["reserved_bytes"] / 2**30 == pytest.approx(measured, rel=error)
 
 
+def test_experts_of_unsloth_are_those_of_the_model_and_not_of_its_name(tmp_path: Path) -> None:
+    """A folder with a fine-tune of gpt-oss had its experts in 16 bits."""
+    file, bytes_by_name = tmp_path / "notebook.py", {}
+    for name in ("unsloth/gpt-oss-20b", "./my-finetune"):
+        file.write_text(unsloth_notebook(name, 8, batch=1, tokens=1024))
+        bytes_by_name[name] = llmcalc.memory("gpt-oss-20b", launch=file).document["memory"]["device_bytes"]
+    assert len(set(bytes_by_name.values())) == 1
+    assert max(bytes_by_name.values()) < 17 * 2**30
+    qwen = llmcalc.memory("qwen3-8b", launch=file).document
+    file.write_text(unsloth_notebook("my-gpt-oss-distilled-qwen3", 8, batch=1, tokens=1024))
+    assert llmcalc.memory("qwen3-8b", launch=file).document["memory"] == qwen["memory"]
+
+
 def test_chunks_of_unsloths_loss() -> None:
     """One chunk up to 4 GiB of float32, else a multiple of four (`get_chunk_size`); a loss on pairs has all logits."""
     text = unsloth_notebook("gpt2", 8)

@@ -222,6 +222,27 @@ def test_axolotls_optimizers_are_the_trainers() -> None:
     assert changed("axolotl_zero1.yaml", **low_rank).settings["optimizer"] == "galore-r64"
 
 
+def test_axolotls_kernels_of_adapters_are_those_of_the_file_or_the_automatic_ones() -> None:
+    """utils/schemas/validation.py, `check_auto_enable_lora_kernels`: one key of the file decides on all kernels."""
+    eight_bits = {"load_in_4bit": None, "load_in_8bit": True}
+    stacks: list[tuple[dict[str, Any], str]] = [
+        ({}, "axolotl"),
+        ({"lora_mlp_kernel": False}, ""),
+        ({"lora_mlp_kernel": True, "trust_remote_code": True}, "axolotl"),
+        ({"trust_remote_code": True}, ""),
+        ({"rl": "dpo"}, ""),
+        ({"rl": "dpo", "lora_mlp_kernel": True}, "axolotl"),
+        ({"adapter": "lora", **eight_bits}, ""),
+        ({"load_in_8bit": True}, "axolotl"),
+        ({"lora_embedding_kernel": True}, ""),
+    ]
+    for changes, stack in stacks:
+        assert changed("axolotl_qlora.yaml", **changes).stack == stack, changes
+    launch = changed("axolotl_qlora.yaml", lora_qkv_kernel=True, lora_o_kernel=True)
+    assert launch.stack == ""
+    assert "lora_qkv_kernel, lora_o_kernel without lora_mlp_kernel: timed as PyTorch's adapters" in launch.notes
+
+
 def test_axolotl_trains_in_bf16_under_fsdp() -> None:
     launch = read_launch(FILES / "axolotl_full_fsdp2.yaml", 8)
     assert launch.framework == "fsdp2"
@@ -992,6 +1013,15 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
     liger = {"model_name": "gpt2", "enable_liger_kernel": True, "torch_dtype_str": "auto"}
     plain = changed("oumi_sft.yaml", fsdp=None, model=liger, training={"trainer_type": "HF"})
     assert (plain.settings["batch"], plain.published_weights, "seq" in plain.settings) == (8, True, False)
+    trained = {**training, "trainer_kwargs": {"max_length": 4096, "use_liger_kernel": True}}
+    lengths = changed("oumi_sft.yaml", fsdp=None, training=trained)  # training_config.py: the model's length replaces
+    assert (lengths.settings["seq"], lengths.settings["cross_entropy"]) == (1024, "chunked")
+    towers: dict[str, Any] = {"lora_r": 16, "lora_target_modules": ["q_proj"], "lora_exclude_modules": [".*vision.*"]}
+    adapted = changed("oumi_sft.yaml", fsdp=None, training={**training, "use_peft": True}, peft=towers)
+    assert adapted.settings["lora_rank"] == 16
+    towers["lora_exclude_modules"] = [r".*layers\.0\..*"]
+    with pytest.raises(InputError, match=r"peft\.lora_exclude_modules"):
+        changed("oumi_sft.yaml", fsdp=None, training={**training, "use_peft": True}, peft=towers)
     path = tmp_path / "train.yaml"
     path.write_text((FILES / "oumi_sft.yaml").read_text())
     typed = read_launch(f"oumi distributed torchrun --nproc-per-node 8 -m oumi train -c {path}")
@@ -1007,6 +1037,10 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
         ("model", {"model_name": "gpt2", "freeze_layers": ["layers.0"]}, "model.freeze_layers"),
         ("model", {"model_name": "gpt2", "model_kwargs": {"quantization_config": {}}}, "model_kwargs.quantization"),
         ("fsdp", {"enable_fsdp": True, "mixed_precision": "fp8"}, "fsdp.mixed_precision: 'fp8'; expected bf16"),
+        ("fsdp", {"enable_fsdp": True}, r"fsdp.auto_wrap_policy \(NO_WRAP gathers other groups of weights"),
+        ("fsdp", {"enable_fsdp": "maybe"}, "yaml: fsdp.enable_fsdp: 'maybe'; expected true or false"),
+        ("training", {"use_peft": "maybe"}, "yaml: training.use_peft: 'maybe'; expected true or false"),
+        ("training", {"per_device_train_batch_size": 0}, "yaml: training.per_device_train_batch_size: 0; expected"),
         ("deepspeed", {"enable_deepspeed": True, "zero_stage": 4}, "deepspeed.zero_stage: '4'; expected ZERO_0"),
     ],
 )
