@@ -543,11 +543,14 @@ def time_inference(
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
+    run_formats = formats.on(device)
 
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, time_stack, batch, seq, replica_layout, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica_layout, formats, has_server_delay)
+            return decode(spec, device, time_stack, batch, seq, replica_layout, run_formats)
+        return prefill(
+            spec, device, time_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
+        )
 
     time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)

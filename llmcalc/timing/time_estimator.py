@@ -100,6 +100,14 @@ class NumberFormats:
     head_bits: float | None = None
     has_block_scales: bool = False
 
+    def on(self, device: Device) -> NumberFormats:
+        """Returns the formats of an inference run on a device, whose kernels decode weights that it cannot multiply.
+
+        So weights in 8 or 4 bits are multiplied in 16 bits without units for them, like `quantized` ones.
+        """
+        is_decoded = self.dtype in NARROW_FORMATS and device.format_of(self.dtype) != self.dtype
+        return replace(self, dtype=QUANTIZED) if is_decoded else self
+
 
 SIXTEEN_BITS = NumberFormats()
 """Weights, cache and products in 16 bits."""

@@ -294,6 +294,8 @@ def test_products_with_a_scale_per_block_sum_over_the_whole_inner_axis() -> None
     [
         ("mi355x", "sglang", "quantized", 2.1e-4),  # https://github.com/sgl-project/sglang/pull/22208
         ("ryzen-ai-max-395", "vllm", "quantized", 4.9e-4),  # https://github.com/vllm-project/vllm/pull/34130
+        ("mi300x", "vllm", "fp4", 2.1e-4),  # https://github.com/ROCm/triton/issues/970: GPT-OSS in MXFP4
+        ("mi355x", "vllm", "fp4", 0.0),  # has units for MXFP4
         ("mi355x", "sglang", "bf16", 0.0),
         ("mi355x", "llamacpp", "quantized", 0.0),
         ("h100-sxm", "vllm", "quantized", 0.0),  # Marlin
@@ -303,7 +305,7 @@ def test_kernels_that_decode_experts_take_further_seconds(
     accelerator: str, stack: str, dtype: str, seconds: float
 ) -> None:
     model, device = load_preset("qwen3-30b-a3b").model, device_of(load_hardware(accelerator))
-    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5)
+    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5).on(device)
 
     def layers(device: Device) -> float:
         return float(decode(model, device, find_stack(stack), 1, 512, formats=formats).seconds)
