@@ -124,19 +124,29 @@ def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
     return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
 
 
+PEFT_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
+    "input": (8.0, 16.0),
+    "output": (26.0, 24.0),
+}
+"""Bytes per element that PEFT's adapters in float32 move beside their products, as `TimeStack.adapter_bytes`."""
+
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""Bytes per element that adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: nothing is cast,
-the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
-(peft/tuners/lora/layer.py).
+"""The same of PEFT's adapters in 16 bits: nothing is cast, the output is scaled (4) and added to the layer's (6), its
+gradient scaled (4), and that of the input added (6) (peft/tuners/lora/layer.py).
 """
 
 
 def with_narrow_adapters(time_stack: TimeStack) -> TimeStack:
-    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
-    return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
+    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
+
+    Unchanged too if the stack's adapters are not PEFT's, but in 16 bits anyway.
+    """
+    if time_stack.fused or time_stack.adapter_bytes != PEFT_ADAPTER_BYTES:
+        return time_stack
+    return time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0

@@ -707,26 +707,13 @@ class TimeEstimator:
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of an input and output in float32.
-
-        A head whose inputs are in float32 is in float32, too, and cast to 16 bits in the forward pass.
-        """
+        """Estimates the seconds of 16-bit copies of a weight in 4 bits."""
         assert self.rank_pass.adapters is not None
-        base_bytes = self.rank_pass.adapters.base_bits / 8
-        cast_bytes = 6.0 if self.rank_pass.adapters.base_inputs_are_fp32 else 0.0
-        if kernel.in_16_bits:
-            yield False, 0.0, self.device.memory_seconds(cast_bytes * kernel.weight_elements)
-            return
+        weights, weight_bytes = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
+        compute_seconds = DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"])
         for is_backward in (False, True):
-            if not kernel.launches[is_backward]:
-                continue
-            weights = kernel.weight_elements
-            yield (
-                is_backward,
-                DEQUANTIZATION_FLOPS * weights / self.device.peaks.get("fp32", self.device.peaks["bf16"]),
-                (self.device.memory_seconds((base_bytes + 2.0) * weights)),
-            )
-            yield is_backward, 0.0, self.device.memory_seconds(cast_bytes * kernel.m * (kernel.k + kernel.n))
+            if kernel.launches[is_backward]:
+                yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes * weights)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n

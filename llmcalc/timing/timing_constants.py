@@ -86,8 +86,9 @@ class AcceleratorGeneration(Record):
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
 
-TABLES = ("products", "sustained", "older_attention", "depth")
-"""Figures that are tables, of which a generation may state a part."""
+TABLES = ("products", "sustained", "older_attention", "depth", "kernels")
+"""Figures that are tables, of which a generation or a stack may state a part; an empty table states that there are none.
+"""
 
 
 @cache
@@ -108,7 +109,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
     merged_tables = {
         field_name: {**inherited_values[field_name], **named_table[field_name]}
         for field_name in TABLES
-        if field_name in named_table and field_name in inherited_values
+        if named_table.get(field_name) and field_name in inherited_values
     }
     return {**inherited_values, **named_table, **merged_tables, "name": table_name}
 
