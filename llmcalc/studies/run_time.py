@@ -313,6 +313,7 @@ class TrainingTimes:
             seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             hidden_host=host_wait_seconds * seconds_scale,
+            engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
             include=step_plan.include,
             unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
