@@ -7,7 +7,7 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import TimeStack, combined_stack, time_stacks
+from .timing_constants import MOST_SETTINGS, TimeStack, combined_stack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -31,6 +31,12 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
         if time_stack is not None:
             raise InputError(
                 f"--stack {stack_name}: is for {time_stack.phase}; expected one of {', '.join(known_stacks)}"
+            )
+        if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
+            raise InputError(
+                f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
+                "settings of its software, of which one at most is an exchange of experts' tokens, such as "
+                "megatron-layer-graphs+megatron-alltoall"
             )
         raise InputError(
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."

@@ -190,7 +190,7 @@ def test_casts_and_experts_have_kernel_counts_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("stack", stack_names("training"))
-def test_adapters_in_16_bits_are_not_slower(stack: str) -> None:
+def test_adapters_in_16_bits_are_not_slower_in_any_stack(stack: str) -> None:
     """Those of Unsloth and axolotl are in 16 bits anyway; they had the bytes of PEFT's with `--lora-dtype bf16`."""
     settings: dict[str, Any] = {"lora_rank": 16, "base": "nf4", "batch": 2, "seq": 2048, "stack": stack}
     seconds = [
