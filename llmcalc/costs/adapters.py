@@ -47,6 +47,7 @@ class LowRankAdapters:
     adapts_experts: whether routed experts have adapters, too, as PEFT has them beside fused weights; false by default.
     has_magnitudes: whether an adapter trains the magnitude of each output, too (DoRA); false by default.
     joined_layers: the projections that the model's class has in one layer, with one adapter; none by default.
+    missing_targets: default targets of which the model has no layer; none by default.
     """
 
     rank: int
@@ -60,6 +61,16 @@ class LowRankAdapters:
     adapts_experts: bool = False
     has_magnitudes: bool = False
     joined_layers: frozenset[ClassLayer] = frozenset()
+    missing_targets: tuple[str, ...] = ()
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns a note on default targets that the model does not have."""
+        if not self.missing_targets:
+            return ()
+        return (
+            f"adapters of {' and '.join(sorted(self.targets))} alone: the model has no "
+            f"{' and no '.join(self.missing_targets)}, which PEFT adapts by default too (--lora-targets)",
+        )
 
     def adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the trained tensors of the adapters: A [rank, in] and B [out, rank] of every adapted layer.
@@ -260,7 +271,7 @@ def adapters_of_targets(
     """Returns the adapters of the target layers.
 
     target_projections: names of linear layers, here or in the model's class, or `all-linear`; default those of queries
-        and values.
+        and values, of which the model may lack one: PEFT adapts the modules that match.
     module_names: names of the modules in the model's class; None if they are not known.
     joins_as_class: whether layers that the model's class computes as one have one adapter; false by default.
     Raises `InputError`, which names the option, for an unknown target, module or base.
@@ -272,12 +283,15 @@ def adapters_of_targets(
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
     layers_of_class = class_layers(node_tree, included_parts, module_names)
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
+    missing_targets: list[str] = []
     if target_projections is None:
-        target_projections = _default_targets(joined_projections)
-        if missing_targets := split_targets(target_projections, layer_names, layers_of_class)[1]:
+        default_targets = _default_targets(joined_projections)
+        missing_targets = split_targets(default_targets, layer_names, layers_of_class)[1]
+        target_projections = [target_name for target_name in default_targets if target_name not in missing_targets]
+        if not target_projections:
             raise InputError(
                 f"--lora-targets: missing; the model has no {' and no '.join(missing_targets)}, which would have "
-                f"adapters by default; expected some of {', '.join(layer_names)}, or {ALL_LINEAR}"
+                f"adapters by default; add --lora-targets {ALL_LINEAR}, or some of {', '.join(layer_names)}"
             )
     target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
     if list(target_projections) == [ALL_LINEAR]:
@@ -291,7 +305,12 @@ def adapters_of_targets(
         )
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_copied_modules(node_tree, adapters)
-    return replace(adapters, targets=frozenset(target_names), joined_layers=joined_projections)
+    return replace(
+        adapters,
+        targets=frozenset(target_names),
+        joined_layers=joined_projections,
+        missing_targets=tuple(missing_targets),
+    )
 
 
 def _default_targets(joined_projections: frozenset[ClassLayer]) -> tuple[str, ...]:

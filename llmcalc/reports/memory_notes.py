@@ -331,7 +331,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     if optimizer_state is not None and optimizer_state.split_note:
         notes.append(f"{optimizer_state.name}: {optimizer_state.split_note}")
     if memory_use.adapters is not None:
-        return notes
+        return [*memory_use.adapters.notes(), *notes]
     bytes_by_rule = ZERO_RULE * parameters
     rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     master_weights_hint = (

@@ -11,7 +11,7 @@ import re
 import stat
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from ..errors import InputError
 
@@ -21,15 +21,19 @@ MOST_JSON_ELEMENTS = 3_000_000
 MOST_TOML_ELEMENTS = 300_000
 """Largest number of values in lists and inline tables of a TOML text, which Python parses 20 times slower than JSON."""
 
-_ENCODINGS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""First bytes of a text → its encoding; PowerShell writes UTF-16. Others are UTF-8, with a mark or without."""
-
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
-def text_encoding(text_bytes: bytes) -> str:
-    """Returns the name of a text's encoding, by its byte-order mark; UTF-8 without a mark."""
-    return _ENCODINGS.get(text_bytes[:2], "utf-8-sig")
+def decode_text(text_bytes: bytes, errors: Literal["strict", "ignore", "replace"] = "strict") -> str:
+    """Returns a text that starts with the mark of UTF-16, which PowerShell writes, or is in UTF-8.
+
+    errors: what becomes of bytes that are no text. Raises `ValueError` by default, which says where they are.
+    """
+    is_utf_16 = text_bytes.startswith((b"\xff\xfe", b"\xfe\xff"))
+    try:
+        return text_bytes.decode("utf-16" if is_utf_16 else "utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not {'UTF-16' if is_utf_16 else 'UTF-8'}") from None
 
 
 def open_regular_file(path: Path, expected_text: str, allows_stdin: bool = False) -> tuple[IO[bytes], int]:

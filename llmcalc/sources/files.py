@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
-from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements, text_encoding
+from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, decode_text, read_bytes, require_few_elements
 
 if TYPE_CHECKING:
     from json import JSONDecodeError
@@ -48,10 +48,9 @@ def read_text(path: Path, byte_limit: int | None = None, allows_stdin: bool = Fa
         path, largest_description_bytes(path) if byte_limit is None else byte_limit, expected_file, allows_stdin
     )
     try:
-        return text_bytes.decode(text_encoding(text_bytes))
-    except UnicodeDecodeError as error:
-        problem_text = f"not a text file (byte {error.start} is not {error.encoding[:6].upper()})"
-        raise InputError(f"{path}: {problem_text}; expected {expected_file} in UTF-8") from None
+        return decode_text(text_bytes)
+    except ValueError as error:
+        raise InputError(f"{path}: not a text file ({error}); expected {expected_file} in UTF-8 or UTF-16") from None
 
 
 def read_stdin() -> str:
@@ -64,15 +63,13 @@ def read_stdin() -> str:
     stream = getattr(sys.stdin, "buffer", None)
     read_limit = LARGEST_CONFIG + 1
     text_bytes = sys.stdin.read(read_limit).encode() if stream is None else stream.read(read_limit)
-    byte_limit = LARGEST_CONFIG if is_object(text_bytes.decode(text_encoding(text_bytes), "ignore")) else LARGEST_TOML
+    byte_limit = LARGEST_CONFIG if is_object(decode_text(text_bytes, "ignore")) else LARGEST_TOML
     if len(text_bytes) > byte_limit:
         raise InputError(f"-: standard input is too large for a model description (at most {byte_limit:,} bytes)")
     try:
-        model_text = text_bytes.decode(text_encoding(text_bytes))
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"-: standard input is not text (byte {error.start} is not {error.encoding[:6].upper()})"
-        ) from None
+        model_text = decode_text(text_bytes)
+    except ValueError as error:
+        raise InputError(f"-: standard input is not text ({error})") from None
     if not model_text.strip():
         raise InputError("-: standard input is empty; expected a config.json or a .toml description")
     return str(model_text)

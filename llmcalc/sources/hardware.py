@@ -158,6 +158,9 @@ def _override_preset(preset: Hardware, hardware_description: dict[str, Any]) -> 
     if "memory_bytes" in hardware_description:
         for field in ("driver_total", "usable_memory_bytes", "configurations"):
             base_description.pop(field, None)
+    if "name" in (hardware_description.get("interconnect") or {}):  # how another link joins accelerators is its own
+        for field in ("is_mesh", "peer_access"):
+            base_description.get("interconnect", {}).pop(field, None)
     for field, field_value in hardware_description.items():
         are_tables = isinstance(field_value, dict) and isinstance(base_description.get(field), dict)
         base_description[field] = {**base_description[field], **field_value} if are_tables else field_value

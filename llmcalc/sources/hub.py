@@ -32,6 +32,9 @@ HEADERS_SECONDS = 300.0
 REQUEST_SECONDS = 10
 """Most seconds without an answer to one request."""
 
+RETRY_SECONDS = 300.0
+"""Seconds in which an unreachable hub is not asked again for files beside cached configs."""
+
 FIRST_BYTES = 100_000
 """Bytes of a checkpoint that are asked for first. They hold most headers."""
 
@@ -39,6 +42,10 @@ CONNECTIONS = 8
 """Headers that are fetched at the same time."""
 
 Result = TypeVar("Result")
+
+
+_unreachable_until: dict[str, float] = {}
+"""Address of a hub that did not answer → the time of the monotonic clock from which it is asked again."""
 
 
 class UnreachableHub(InputError):
@@ -69,7 +76,8 @@ def commit_of_repository(hub_id: str) -> str:
 def _config_path(repository: str, revision: str | None) -> Path:
     """Returns the path of a repository's config, and fetches the files beside it of which the cache knows nothing.
 
-    A config that another program has cached is complete without the hub; a new one is not.
+    A config that another program has cached is complete without the hub, whether that is unreachable or refuses access;
+    a new one is not.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -79,14 +87,22 @@ def _config_path(repository: str, revision: str | None) -> Path:
     def cached_path(file_name: str) -> Any:
         return huggingface_hub.try_to_load_from_cache(repository, file_name, revision=revision)
 
+    hub_endpoint = huggingface_hub.constants.ENDPOINT
     is_cached = isinstance(cached_path("config.json"), str)
     path = _download(repository, "config.json", revision, LARGEST_CONFIG)
     for file_name in files_beside(path):
         if cached_path(file_name) is not None:  # it is there, or known not to exist
             continue
-        unreachable_errors = (UnreachableHub,) if is_cached else ()
-        with suppress(*unreachable_errors), _hub_errors(repository, file_name), suppress(EntryNotFoundError):
-            _download(repository, file_name, revision, LARGEST_CONFIG)
+        if is_cached and time.monotonic() < _unreachable_until.get(hub_endpoint, 0.0):
+            break
+        try:
+            with _hub_errors(repository, file_name), suppress(EntryNotFoundError):
+                _download(repository, file_name, revision, LARGEST_CONFIG)
+        except InputError as error:
+            if not is_cached:
+                raise
+            if isinstance(error, UnreachableHub):
+                _unreachable_until[hub_endpoint] = time.monotonic() + RETRY_SECONDS
     return path
 
 

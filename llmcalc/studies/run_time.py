@@ -313,6 +313,7 @@ class TrainingTimes:
             seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             host_wait_seconds=host_wait_seconds * seconds_scale,
+            engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
             include=step_plan.include,
             unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
@@ -552,11 +553,14 @@ def time_inference(
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
+    run_formats = formats.on(device)
 
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":
-            return decode(spec, device, time_stack, batch, seq, replica_layout, formats)
-        return prefill(spec, device, time_stack, batch, seq, context, chunk, replica_layout, formats, has_server_delay)
+            return decode(spec, device, time_stack, batch, seq, replica_layout, run_formats)
+        return prefill(
+            spec, device, time_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
+        )
 
     time_stack = _with_class_attention(supporting_stack, model_memory, hardware)
     inference_pass = pass_on(device, time_stack)

@@ -316,7 +316,7 @@ class ServeStudy:
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
             run_with_formats = self.runs[quantize, kv_dtype]
-            number_formats = inference_formats(run_with_formats, self.requests.mean_context)
+            number_formats = inference_formats(run_with_formats, self.requests.mean_context).on(self.device)
             most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,

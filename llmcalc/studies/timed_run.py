@@ -88,7 +88,7 @@ class TimedRun:
     is_planned: whether `plan` has the memory of the run's precision; default true.
     has_stated_micro_batches: whether layouts were not searched because the micro-batches are stated; default false.
     unpriced: options that change the kernels of a training step but not the estimate; default none.
-    engine_notes: remarks on the engine's version and the model's class; default none.
+    engine_notes: remarks on the engine's version, the model's class and the run's adapters; default none.
     alternatives: description of other settings → seconds with them.
     seconds_on: the estimate on another device under another stack.
     """

@@ -7,7 +7,7 @@ from typing import Literal
 from ..errors import InputError, suggest
 from ..frozen import frozen
 from ..parallel.layout import Schedule
-from .timing_constants import TimeStack, combined_stack, time_stacks
+from .timing_constants import MOST_SETTINGS, TimeStack, combined_stack, time_stacks
 
 OVERLAPS = ("none", "dp", "tp", "ep", "all")
 """Values of `--overlap`: the messages that run beside products."""
@@ -31,6 +31,12 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
         if time_stack is not None:
             raise InputError(
                 f"--stack {stack_name}: is for {time_stack.phase}; expected one of {', '.join(known_stacks)}"
+            )
+        if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
+            raise InputError(
+                f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
+                "settings of its software, of which one at most is an exchange of experts' tokens, such as "
+                "megatron-layer-graphs+megatron-alltoall"
             )
         raise InputError(
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
@@ -126,19 +132,29 @@ def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
     )
 
 
+PEFT_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
+    "input": (8.0, 16.0),
+    "output": (26.0, 24.0),
+}
+"""Bytes per element that PEFT's adapters in float32 move beside their products, as `TimeStack.adapter_bytes`."""
+
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""Bytes per element that adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: nothing is cast,
-the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
-(peft/tuners/lora/layer.py).
+"""The same of PEFT's adapters in 16 bits: nothing is cast, the output is scaled (4) and added to the layer's (6), its
+gradient scaled (4), and that of the input added (6) (peft/tuners/lora/layer.py).
 """
 
 
 def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
-    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused."""
-    return time_stack if time_stack.fused else time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
+    """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
+
+    Unchanged too if the stack's adapters are not PEFT's, but in 16 bits anyway.
+    """
+    if time_stack.fused or time_stack.adapter_bytes != PEFT_ADAPTER_BYTES:
+        return time_stack
+    return time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 
 
 ADAMW_STATE_BYTES = 8.0

@@ -100,6 +100,16 @@ class NumberFormats:
     head_bits: float | None = None
     has_block_scales: bool = False
 
+    def on(self, device: Device) -> NumberFormats:
+        """Returns the formats of an inference run on a device, whose kernels decode weights that it cannot multiply.
+
+        So weights in 8 or 4 bits are multiplied in 16 bits without units for them, like `quantized` ones.
+        """
+        is_decoded = (
+            self.product_format in NARROW_FORMATS and device.format_of(self.product_format) != self.product_format
+        )
+        return replace(self, product_format=QUANTIZED) if is_decoded else self
+
 
 SIXTEEN_BITS = NumberFormats()
 """Weights, cache and products in 16 bits."""
@@ -715,26 +725,15 @@ class TimeEstimator:
             yield is_backward, 0.0, self.device.memory_seconds(moved_bytes)
 
     def _dequantization_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
-        """Estimates the seconds of 16-bit copies of a weight in 4 bits, with casts of an input and output in float32.
-
-        A head whose inputs are in float32 is in float32, too, and cast to 16 bits in the forward pass.
-        """
+        """Estimates the seconds of 16-bit copies of a weight in 4 bits."""
         assert self.rank_pass.adapters is not None
-        base_bytes = self.rank_pass.adapters.base_bits / 8
-        cast_bytes = 6.0 if self.rank_pass.adapters.base_inputs_are_fp32 else 0.0
-        if kernel.in_16_bits:
-            yield False, 0.0, self.device.memory_seconds(cast_bytes * kernel.weight_elements)
-            return
+        weights, weight_bytes = kernel.weight_elements, self.rank_pass.adapters.base_bits / 8 + 2.0
+        compute_seconds = (
+            DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"])
+        )
         for is_backward in (False, True):
-            if not kernel.launches[is_backward]:
-                continue
-            weights = kernel.weight_elements
-            yield (
-                is_backward,
-                DEQUANTIZATION_FLOPS * weights / self.device.peak_rates.get("fp32", self.device.peak_rates["bf16"]),
-                (self.device.memory_seconds((base_bytes + 2.0) * weights)),
-            )
-            yield is_backward, 0.0, self.device.memory_seconds(cast_bytes * kernel.m * (kernel.k + kernel.n))
+            if kernel.launches[is_backward]:
+                yield is_backward, compute_seconds, self.device.memory_seconds(weight_bytes * weights)
 
     def _loss_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         logit_count = kernel.m * kernel.n

@@ -87,8 +87,9 @@ class AcceleratorGeneration(Record):
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
 
-TABLES = ("products", "sustained", "older_attention", "depth")
-"""Figures that are tables, of which a generation may state a part."""
+TABLES = ("products", "sustained", "older_attention", "depth", "kernels")
+"""Figures that are tables, of which a generation or a stack may state a part; an empty table states that it has none.
+"""
 
 
 @cache
@@ -109,7 +110,7 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
     merged_tables = {
         field_name: {**inherited_values[field_name], **named_table[field_name]}
         for field_name in TABLES
-        if field_name in named_table and field_name in inherited_values
+        if named_table.get(field_name) and field_name in inherited_values
     }
     return {**inherited_values, **named_table, **merged_tables, "name": table_name}
 
@@ -285,42 +286,62 @@ DESCRIPTION = IDENTITY | {"title", "phase", "combines", "exchange_stack", "versi
 """Fields of a stack that are no figures."""
 
 
+EXCHANGE_FIGURES = frozenset({"sends_copies", "gathers_tokens"})
+"""Figures of which a stack that states the exchange of experts' tokens states one."""
+
+
 MOST_SETTINGS = 3
 """Most settings in a combined name of a stack."""
+
+
+def _base_software(stack_name: str) -> str:
+    """Returns the name of the stack from which a stack has its figures, through all stacks between."""
+    base_name = _read_tables("stacks.toml")[stack_name].get("like")
+    return _base_software(base_name) if base_name else stack_name
+
+
+def _can_combine(first_name: str, setting_names: list[str]) -> bool:
+    """Whether settings are different ones of the first stack's software and phase, and at most one is an exchange."""
+    stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
+    names = [first_name, *setting_names]
+    if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
+        return False
+    exchanges = [name for name in names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()]
+    return len(exchanges) <= 1 and all(
+        stacks[name].combines
+        and stacks[name].phase == stacks[first_name].phase
+        and _base_software(name) == _base_software(first_name)
+        for name in setting_names
+    )
 
 
 @lru_cache(maxsize=64)
 def combined_stack(stack_name: str) -> TimeStack | None:
     """Returns the time stack of a combined name `STACK+SETTING`: a stack with figures replaced by the settings'.
 
-    None where a name is unknown, or one after the first does not combine with others or is of another phase. As many
-    rows as of the least tested of them are tested.
+    None where a name is unknown, where one after the first does not combine with others or is of another phase or
+    software, and for several exchanges of experts' tokens. No row tests a combination.
     """
     first_name, *setting_names = stack_name.split("+")
     stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
-    combined = stacks.get(first_name) if len(setting_names) <= MOST_SETTINGS else None
+    if not _can_combine(first_name, setting_names):
+        return None
+    combined = stacks[first_name]
     for setting_name in setting_names:
-        setting_stack = stacks.get(setting_name)
-        if (
-            combined is None
-            or setting_stack is None
-            or not setting_stack.combines
-            or setting_stack.phase != combined.phase
-        ):
-            return None
-        setting_figures = {
-            name: figure for name, figure in tables_by_name[setting_name].items() if name not in DESCRIPTION
-        }
-        least_tested = min(combined, setting_stack, key=lambda time_stack: time_stack.rows)
-        states_exchange = not setting_figures.keys().isdisjoint(("sends_copies", "gathers_tokens"))
+        setting, setting_table = stacks[setting_name], tables_by_name[setting_name]
+        setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
+        states_exchange = EXCHANGE_FIGURES & setting_table.keys()
+        other_exchange = (
+            f"{combined.name}+{setting.exchange_stack}"
+            if states_exchange
+            else f"{combined.exchange_stack}+{setting_name}"
+        )
         description_fields = {
             "name": f"{combined.name}+{setting_name}",
-            "title": f"{combined.title}, {setting_stack.title.partition(' ')[2]}",
-            "exchange_stack": f"{combined.name}+{setting_stack.exchange_stack}"
-            if states_exchange
-            else f"{combined.exchange_stack}+{setting_name}",
-            "rows": least_tested.rows,
-            "sets": least_tested.sets,
+            "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
+            "exchange_stack": other_exchange if combined.exchange_stack else "",
+            "rows": 0,
+            "sets": 0,
         }
         combined = TimeStack(**{**combined.model_dump(), **setting_figures, **description_fields})
     return combined

@@ -66,6 +66,9 @@ IN_16_BITS = frozenset({"lm_head", "router"})
 CAST_KERNELS = 2
 """Kernels that cast a float32 input of a product with a weight in 4 bits, and its output back to float32."""
 
+CAST_ELEMENTS = 3
+"""Elements of 16 bits that a cast between float32 and 16 bits moves for each of its elements: 6 bytes."""
+
 READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 """Element-wise verbs whose backward pass reads the input again."""
 
@@ -458,19 +461,33 @@ class WorkRecorder(PlacementTracker):
             return
         if self.rank_pass.adapters.base_bits:
             has_backward = bool(self.has_gradient and gradient_flops)
-            kernel_count = 1 + CAST_KERNELS * self.rank_pass.adapters.base_inputs_are_fp32
-            self._add_kernel(
-                "dequantization",
-                "dequantize",
-                m=row_count,
-                n=y.width,
-                k=x.width,
-                weight_elements=y.width * x.width,
-                launches=(kernel_count, kernel_count * has_backward),
-                in_16_bits=is_in_16_bits,
-            )
+            self._add_dequantization(row_count, x.width, y.width, is_in_16_bits, has_backward)
         if module_name in self.rank_pass.adapters.targets:
             self._add_adapter(self.rank_pass.adapters.rank, row_count, x.width, y.width)
+
+    def _add_dequantization(
+        self, row_count: Number, input_width: Number, output_width: Number, is_in_16_bits: bool, has_backward: bool
+    ) -> None:
+        """Adds the kernels beside a product with a frozen weight in 4 bits, or with one that stays in 16 bits.
+
+        A layer in 4 bits casts its input and output if these are in float32. A head or router is in float32 then, too:
+        its weight is cast to 16 bits in the forward pass.
+        """
+        assert self.rank_pass.adapters is not None
+        weight_elements = input_width * output_width
+        if not is_in_16_bits:
+            launches = (1, 1 * has_backward)
+            self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=launches)
+        if not self.rank_pass.adapters.base_inputs_are_fp32:
+            return
+        cast_elements = weight_elements if is_in_16_bits else row_count * (input_width + output_width)
+        casts_gradient = has_backward and not is_in_16_bits
+        self._add_kernel(
+            "elementwise",
+            "cast",
+            moved_elements=(CAST_ELEMENTS * cast_elements, CAST_ELEMENTS * cast_elements * casts_gradient),
+            launches=(CAST_KERNELS, CAST_KERNELS * has_backward),
+        )
 
     def _add_adapter(self, adapter_rank: int, row_count: Number, input_width: Number, output_width: Number) -> None:
         """Adds an adapter's products x·Aᵀ·Bᵀ, with the casts and sums of input and output."""
@@ -550,7 +567,7 @@ class WorkRecorder(PlacementTracker):
         )
         if self.rank_pass.adapters is not None and self.rank_pass.adapters.quantized_experts:
             weight_elements = x.width * y.width * rank_share(experts, ep)
-            self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=(1, 0))
+            self._add_kernel("dequantization", "dequantize_experts", weight_elements=weight_elements, launches=(1, 0))
         if operation.options["bias"] and self.where.endswith("down_proj"):
             self._add_kernel("expert-bias", "expert_bias", m=row_count, n=y.width, launches=(0, 0))
 

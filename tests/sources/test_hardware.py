@@ -418,6 +418,17 @@ def test_a_file_of_ones_own_may_start_from_a_preset(tmp_path):
     assert find_hardware(str(path)).capacity_bytes == 10**9
 
 
+def test_another_link_than_the_presets_joins_its_own_way(tmp_path):
+    """A mesh and messages through the host are those of the preset's link, not of one with another name."""
+    path = tmp_path / "switched.toml"
+    for preset, field in (("mi300x", "is_mesh"), ("rtx-4090", "peer_access")):
+        path.write_text(f'like = "{preset}"\n[interconnect]\nbandwidth = 900_000_000_000\n')
+        preset_value = getattr(load_hardware(preset).interconnect, field)
+        assert getattr(find_hardware(str(path)).interconnect, field) is preset_value
+        path.write_text(f'like = "{preset}"\n[interconnect]\nname = "switch"\nbandwidth = 900_000_000_000\n')
+        assert getattr(find_hardware(str(path)).interconnect, field) is not preset_value
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

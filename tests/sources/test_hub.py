@@ -182,6 +182,55 @@ def test_files_beside_a_config_that_another_program_cached_are_fetched(hub: Hub,
     assert asked[0] == asked[1]
 
 
+def _cache_config(home: Path, repository: str) -> None:
+    """Writes a config alone into the cache, as transformers has it after a download."""
+    folder = home / "hub" / f"models--{repository.replace('/', '--')}"
+    for path, text in ((f"snapshots/{COMMIT}/config.json", json.dumps(CONFIG)), ("refs/main", COMMIT)):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+@pytest.mark.parametrize("repository", ["org/gated", "org/nowhere"])
+def test_a_cached_config_is_counted_without_access_to_the_files_beside_it(
+    hub: Hub, tmp_path: Path, repository: str
+) -> None:
+    """The repository became gated, private or was deleted after the download of its config."""
+    _cache_config(tmp_path, repository)
+    result = llmcalc(hub, tmp_path, "params", repository, "--format", "json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["params"]["total"] == TOTAL
+
+
+def test_an_unreachable_hub_is_asked_once_for_files_beside_cached_configs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that drops packets takes `REQUEST_SECONDS` for each request."""
+    import huggingface_hub
+
+    from llmcalc.sources import hub as hub_module
+
+    repositories = ("org/first", "org/second")
+    _cache_config(tmp_path, "org/first")
+    config_path = tmp_path / "hub" / "models--org--first" / "snapshots" / COMMIT / "config.json"
+    requested_files: list[str] = []
+
+    def cached_path(repository: str, file_name: str, revision: str | None = None) -> str | None:
+        return str(config_path) if file_name == "config.json" else None
+
+    def download(repository: str, file_name: str, revision: str | None, byte_limit: int) -> Path:
+        if file_name == "config.json":
+            return config_path
+        requested_files.append(file_name)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached_path)
+    monkeypatch.setattr(hub_module, "_download", download)
+    monkeypatch.setattr(hub_module, "_unreachable_until", {})
+    for repository in repositories:
+        assert hub_module.fetch_config(repository) == config_path
+    assert len(requested_files) == 1
+
+
 def test_a_revision(hub: Hub, tmp_path: Path) -> None:
     assert llmcalc(hub, tmp_path, "params", "org/tiny@v1.0").returncode == 0
     assert any("/v1.0/" in path for _, path, _ in hub.asked)

@@ -127,7 +127,7 @@ def test_a_file_that_is_no_text_is_expected_by_its_own_ending(ending: str, tmp_p
     path = tmp_path / f"file{ending}"
     path.write_bytes(b"a\xff")
     with pytest.raises(
-        InputError, match=rf"not a text file \(byte 1 is not UTF-8\); expected a \{ending} file in UTF-8"
+        InputError, match=rf"not a text file \(byte 1 is not UTF-8\); expected a \{ending} file in UTF-8 or UTF-16"
     ):
         read_text(path)
 

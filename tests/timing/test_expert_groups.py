@@ -153,6 +153,29 @@ def test_a_launch_file_states_how_tokens_are_sent(dispatcher: str, options: str,
     assert "alltoall" not in stack_of_launch(without_exchanges, False, True)
 
 
+@pytest.mark.parametrize(
+    "stack",
+    [
+        "torch+megatron-layer-graphs",
+        "fsdp2+megatron-alltoall",
+        "megatron-flex+megatron-alltoall",
+        "megatron-2021+megatron-flex",
+        "megatron+megatron-layer-graphs+megatron-layer-graphs",
+    ],
+)
+def test_settings_of_other_software_and_two_exchanges_do_not_combine(stack: str) -> None:
+    with pytest.raises(InputError, match="not a combination; expected a stack and up to 3 different settings"):
+        find_stack(stack)
+
+
+def test_a_combination_is_untested() -> None:
+    """No row of a measured run has one, though each of its stacks has rows; without another exchange none is named."""
+    assert find_stack("megatron-layer-graphs").rows
+    assert find_stack("megatron-alltoall").rows
+    assert find_stack("megatron-layer-graphs+megatron-alltoall").rows == 0
+    assert find_stack("megatron-graphs+megatron-alltoall").exchange_stack == ""
+
+
 def test_gathered_tokens_are_named_by_their_collectives(run: Any) -> None:
     """All-gathered before and reduce-scattered behind the experts (MoEAllGatherTokenDispatcher), and so backward."""
     words = ("qwen3-30b-a3b?num_hidden_layers=2", "--hardware", "h100", "--devices", "32", "--dp", "32", "--ep", "32")

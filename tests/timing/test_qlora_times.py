@@ -10,7 +10,11 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
-from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.kernels import Adapters, RankPass
+from llmcalc.timing.stack import find_stack, stack_names
+from llmcalc.timing.time_estimator import DEQUANTIZATION_FLOPS, TimedPass
+from llmcalc.timing.work_recorder import rank_work
 from tests.gpu_rows import rows_of
 
 LAUNCH = Path(__file__).parents[1] / "data" / "launch"
@@ -158,6 +162,42 @@ def test_experts_in_4_bits_are_decoded_in_each_forward_pass() -> None:
     for recompute, passes in (("none", 1), ("full", 2)):
         added = seconds(recompute, True) - seconds(recompute, False)
         assert added == pytest.approx(passes * expert_weights * DEQUANTIZATION_FLOPS / 19.5e12, rel=0.02)
+
+
+def test_casts_and_experts_have_kernel_counts_of_their_own() -> None:
+    """Each layer in 4 bits casts its input and its output, in both directions; experts are decoded forward alone, and
+    routers, in 16 bits, are not decoded (bitsandbytes/autograd/_functions.py, MatMul4Bit; peft's
+    `prepare_model_for_kbit_training`).
+    """
+
+    def launches(model: str, **adapter_settings: Any) -> tuple[float, ...]:
+        adapters = Adapters(16, frozenset(), 4.5, **adapter_settings)
+        work = rank_work(load_preset(model).model, RankPass(1, 1, 64, adapters=adapters))
+        timed_pass = TimedPass(work, [])
+        return tuple(
+            float(timed_pass.layer_launches(0, is_backward, find_stack("torch").kernels))
+            for is_backward in (False, True)
+        )
+
+    plain, cast = launches("llama3.2-1b"), launches("llama3.2-1b", base_inputs_are_fp32=True)
+    assert [with_casts - without for with_casts, without in zip(cast, plain, strict=True)] == [7 * 2, 7 * 2]
+    plain, decoded = launches("qwen3-30b-a3b"), launches("qwen3-30b-a3b", quantized_experts=True)
+    assert [with_experts - without for with_experts, without in zip(decoded, plain, strict=True)] == [3 * 3, 0]
+    adapters = Adapters(16, frozenset(), 4.5)
+    work = rank_work(load_preset("qwen3-30b-a3b").model, RankPass(1, 1, 64, adapters=adapters))
+    decoded_paths = {kernel.path.rpartition(".")[2] for kernel in work.kernels if kernel.kind == "dequantization"}
+    assert decoded_paths == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("stack", stack_names("training"))
+def test_adapters_in_16_bits_are_not_slower_in_any_stack(stack: str) -> None:
+    """Those of Unsloth and axolotl are in 16 bits anyway; they had the bytes of PEFT's with `--lora-dtype bf16`."""
+    settings: dict[str, Any] = {"lora_rank": 16, "base": "nf4", "batch": 2, "seq": 2048, "stack": stack}
+    seconds = [
+        llmcalc.time("llama3.1-8b", "a100-80gb", "training", **settings, **lora_dtype).result.seconds
+        for lora_dtype in ({}, {"lora_dtype": "bf16"})
+    ]
+    assert seconds[1] <= seconds[0]
 
 
 @pytest.mark.parametrize(

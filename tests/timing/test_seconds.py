@@ -296,6 +296,8 @@ def test_products_with_a_scale_per_block_sum_over_the_whole_inner_axis() -> None
     [
         ("mi355x", "sglang", "quantized", 2.1e-4),  # https://github.com/sgl-project/sglang/pull/22208
         ("ryzen-ai-max-395", "vllm", "quantized", 4.9e-4),  # https://github.com/vllm-project/vllm/pull/34130
+        ("mi300x", "vllm", "fp4", 2.1e-4),  # https://github.com/ROCm/triton/issues/970: GPT-OSS in MXFP4
+        ("mi355x", "vllm", "fp4", 0.0),  # has units for MXFP4
         ("mi355x", "sglang", "bf16", 0.0),
         ("mi355x", "llamacpp", "quantized", 0.0),
         ("h100-sxm", "vllm", "quantized", 0.0),  # Marlin
@@ -305,7 +307,7 @@ def test_kernels_that_decode_experts_take_further_seconds(
     accelerator: str, stack: str, dtype: str, seconds: float
 ) -> None:
     model, device = load_preset("qwen3-30b-a3b").model, device_of(load_hardware(accelerator))
-    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5)
+    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5).on(device)
 
     def layers(device: Device) -> float:
         return float(decode(model, device, find_stack(stack), 1, 512, formats=formats).seconds)
@@ -791,6 +793,14 @@ def test_ranks_on_a_part_of_a_mesh_have_the_links_between_them(ranks: int, links
     once, twice = (device.message_seconds("all_reduce", ranks, size) for size in (1e9, 2e9))
     assert twice - once == pytest.approx(2 * (ranks - 1) / ranks * 1e9 / (links * 64e9 * device.link_share))
     assert device.hop_seconds(1e9, 8) == pytest.approx(1e9 / (64e9 * device.link_share) + device.latency)
+
+
+def test_two_of_four_cards_on_a_bridge_have_a_third_of_the_links() -> None:
+    """Four H200 NVL have no switch: a card has six of its 18 links to each of the others."""
+    device = device_of(load_hardware("h200-nvl"))
+    seconds = {ranks: device.message_seconds("all_gather", ranks, 1e9) - device.message_seconds("all_gather", ranks, 0)
+               for ranks in (2, 4)}  # fmt: skip
+    assert seconds[2] / (1 / 2) == pytest.approx(3 * seconds[4] / (3 / 4))
 
 
 def test_a_mesh_of_a_single_accelerator_divides_by_no_zero() -> None:

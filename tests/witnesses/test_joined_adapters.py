@@ -72,3 +72,16 @@ def test_an_unknown_layer_is_refused_with_the_names_of_the_class() -> None:
 def test_a_model_without_the_default_layers_needs_targets() -> None:
     with pytest.raises(InputError, match=r"--lora-targets: missing; the model has no q_proj and no v_proj, which"):
         llmcalc.memory("mamba-130m", lora_rank=8)
+
+
+def test_a_model_with_some_of_the_default_layers_has_adapters_there() -> None:
+    """DeepSeek-V2-Lite has q_proj and no v_proj; PEFT adapts the modules that match (tuners_utils.py, inject_adapter:
+    it raises an error only if none does).
+    """
+    assert adapter_parameters("deepseek-v2-lite") == 27 * RANK * (2048 + 16 * 192)
+    note = "adapters of q_proj alone: the model has no v_proj"
+    for answer in (
+        llmcalc.memory("deepseek-v2-lite", lora_rank=RANK, seq=64),
+        llmcalc.time("deepseek-v2-lite", "h100", "training", lora_rank=RANK, seq=64),
+    ):
+        assert any(text.startswith(note) for text in answer.document["notes"])

@@ -52,6 +52,12 @@ class Map(Part):
     gated: Flag = False
     halves: Flag = False
 
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.gated and self.halves:
+            raise ValueError("gated: true; expected false with halves, which is a convolution without a gate")
+        return self
+
     def flow(self, recorder: Flow, x: Value, linear_name: str) -> Value:
         if self.gated:
             half_axis = (Axis("hidden", exact_div(self.size, 2)),)
@@ -442,9 +448,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def tokens(self, token_ids: Tensor) -> Tensor:
             """Returns the projected vectors of special tokens that are not text."""
-            return self._apply_maps(self.token_norm(self.token_embedding(token_ids)))
+            return self._apply_maps(self.token_norm(self.token_embedding(token_ids)), 1)
 
-        def _apply_maps(self, x: Tensor, columns: int = 1) -> Tensor:
+        def _apply_maps(self, x: Tensor, columns: int) -> Tensor:
             """Applies the linear layers. columns: the patches per row, which only convolutions read."""
             for linear_index, linear_map in enumerate(self.spec.maps, 1):
                 map_module = self.get_submodule(f"map_{linear_index}")
@@ -468,7 +474,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             merge, is_mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
             if hasattr(self, "resampler"):
                 x = self.resampler(x)
-                return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
+                return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x, 1)
             norm_after_merge = is_mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
             patch_squares = (

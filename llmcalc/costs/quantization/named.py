@@ -192,8 +192,8 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
             return make_scheme(
                 scheme_label, int(matched_sizes.get("bits") or 8), None if group_size is None else int(group_size)
             )
-    if wide_format := re.fullmatch(r"(bf|fp?|float|bfloat)(16|32)", scheme_label):
-        dtype_text = f"{'bf' if wide_format[1][0] == 'b' else 'fp'}{wide_format[2]}"
+    if re.fullmatch(r"(?:bf|bfloat)16|f(?:p|loat)?(?:16|32)", scheme_label):
+        dtype_text = f"{'bf' if scheme_label[0] == 'b' else 'fp'}{scheme_label[-2:]}"
         raise InputError(
             f"--quantize {scheme_name[:40]}: is not quantized; expected none, the published weights, or --dtype "
             f"{dtype_text}"

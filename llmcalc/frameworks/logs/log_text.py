@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import InputError
-from ...sources.bounded import read_bytes, text_encoding
+from ...sources.bounded import decode_text, read_bytes
 
 LARGEST_LOG = 20_000_000
 """Largest log in bytes."""
@@ -57,7 +57,7 @@ def read_log_text(log_file: str) -> LogText:
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
     log_bytes = _standard_input() if log_file == "-" else read_bytes(Path(log_file), LARGEST_LOG, "a log", True)
-    decoded_text = log_bytes.decode(text_encoding(log_bytes), "replace")
+    decoded_text = decode_text(log_bytes, "replace")
     if not decoded_text.strip():
         raise InputError(f"{log_file}: is empty; expected a log")
     return LogText(decoded_text)

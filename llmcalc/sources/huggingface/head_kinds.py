@@ -78,10 +78,13 @@ PROJECTIONS = {
     "BiPaliProj": ClassProjection(1024),
     "ColQwen3": ClassProjection(320),
     **dict.fromkeys(
-        ("ColPali", "ColIdefics3", "ColGemma3", "ColQwen2", "ColQwen2_5", "ColQwen2_5Omni", "ColQwen3_5"),
+        (
+            "ColPali", "ColIdefics3", "ColGemma3", "ColQwen2", "ColQwen2_5", "ColQwen2_5Omni", "ColQwen3_5",
+            "ColModernVBert", "ColEuroVBert", "ColInternVL3_5",
+        ),
         ClassProjection(128),
     ),
-}
+}  # fmt: skip
 """Class without an output head → its projection.
 
 ColBERT's size is `dim` in `artifact.metadata`, a file beside the config, and not in the config itself. The classes from
@@ -93,15 +96,19 @@ modeling.py in its repository and jina.py of vLLM.
 ARTIFACT_FILE = "artifact.metadata"
 """The file beside a `config.json` in which ColBERT's code states how the model was trained."""
 
-BI_ENCODERS = ("BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5")
+BI_ENCODERS = (
+    "BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5", "BiModernVBert", "BiEuroVBert",
+)  # fmt: skip
 """Classes without an output head, of illuin-tech/colpali."""
 
-_SCORES_OR_VECTORS = re.compile(r"Reward|Scor(e|ing)|Rank|Retriev|Embedding")
+_SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z]|Reward|Scor(e|ing)|Rerank|Ranker|ForRank|Retriev|Embedd")
+"""Names of classes that return scores or vectors; `Col` and `Bi` begin those of illuin-tech/colpali."""
 
 
 def names_another_head(class_name: str) -> bool:
     """Whether an unknown class says by its name that it returns scores or vectors, which are no logits."""
-    return not class_name.endswith(tuple(HEAD_ENDINGS)) and _SCORES_OR_VECTORS.search(class_name) is not None
+    is_known = class_name in PROJECTIONS or class_name in BI_ENCODERS or class_name.endswith(tuple(HEAD_ENDINGS))
+    return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 
 
 def architecture_of(config_data: Mapping[str, Any]) -> str:

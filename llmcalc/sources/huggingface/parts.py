@@ -9,7 +9,7 @@ from ...components.base import LARGEST
 from ...components.stack import BASE, MOST_KINDS, table_with_changes
 from ...errors import InputError, shown
 from .config import Config, is_json_integer, is_number
-from .head_kinds import HEAD_ENDINGS, PROJECTIONS, architecture_of, names_another_head
+from .head_kinds import HEAD_ENDINGS, architecture_of, names_another_head
 
 Table = dict[str, Any]
 
@@ -376,9 +376,7 @@ def head_table(
     class_name = architecture(config)
     if config.head == "none":
         has_model_head = "For" in class_name.replace("Former", "").replace("Formula", "")
-        if (has_model_head and class_name.endswith("Model")) or (
-            names_another_head(class_name) and class_name not in PROJECTIONS
-        ):
+        if (has_model_head and class_name.endswith("Model")) or names_another_head(class_name):
             config.notes.append(
                 f"architectures: the head of {class_name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"

@@ -171,6 +171,7 @@ def test_flops_of_an_image_tokenizer_are_those_of_emu3(shape: dict[str, Any]) ->
     ("table", "says"),
     [
         ({"input_size": 4, "maps": [{"size": 5, "gated": True}]}, "5 has no two halves"),
+        ({"input_size": 4, "maps": [{"size": 6, "gated": True, "halves": True}]}, "expected false with halves"),
         ({"input_size": 4, "maps": [{"size": 5}], "merged": "mean", "norm_of": "merged"}, "expected no norm_of"),
         ({"input_size": 4, "maps": [{"size": 5}], "vocab_size": 9}, "expected a norm"),
     ],

@@ -390,6 +390,25 @@ def test_a_tower_that_is_not_understood_is_named_and_left_out(kind: str, change:
     assert table == read_config(wrapped(kind, change)["text_config"])[0]
 
 
+@in_one_test
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("use_ln_pre", False, "true"),
+        ("use_abs_posemb", False, "true"),
+        ("use_rope2d", False, "true"),
+        ("use_cls_token", True, "false"),
+        ("ls_init_value", None, "a number"),
+        ("layer_scale_init_value", None, "a number"),
+    ],
+)
+def test_an_encoder_of_step_without_what_is_counted_is_named(field: str, value: bool | None, expected: str) -> None:
+    """Fields of the published code, which vllm's step_vl.py reads, and transformers' class does not."""
+    [note] = read_config(wrapped("step3p7", {"vision_config": {"image_size": 56, field: value}}))[1]
+    spelling = json.dumps(value)
+    assert note.startswith(f"its encoder is not counted: vision_config.{field}: {spelling}; expected {expected}")
+
+
 def test_a_section_that_no_class_knows_is_named_and_left_out() -> None:
     table, notes = read_config(
         wrapped(

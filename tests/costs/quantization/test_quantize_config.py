@@ -295,6 +295,7 @@ def test_a_division_that_leaves_part_of_a_block_is_named(run: Any) -> None:
         ("8bit", DENSE, r"Did you mean q8_0 \(llama.cpp\), fp8 \(vLLM\), int8 \(bitsandbytes\)"),
         ("f16", DENSE, "--quantize f16: is not quantized; expected none, the published weights, or --dtype fp16"),
         ("bfloat16", DENSE, "or --dtype bf16"),
+        ("bf32", DENSE, "--quantize bf32: unknown scheme"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
         ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of group_size 128"),

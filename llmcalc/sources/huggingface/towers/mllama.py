@@ -9,6 +9,9 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layer_table, layernorm, mlp
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
+MOST_ASPECT_RATIOS = 1000
+"""The most aspect ratios of a config that are read."""
+
 
 def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Llama 3.2 Vision: one linear layer reads the last output beside those of some of the lower layers."""
@@ -39,13 +42,10 @@ def _read_mllama(root_config: Config, config: Config, text_hidden_size: int) -> 
 def _image_kinds(config: Config) -> int:
     """Returns the number of aspect ratios of images that have vectors of their own."""
     aspect_ratios = config.get("supported_aspect_ratios")
-    if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_KINDS:
-        raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_KINDS} pairs")
+    if not isinstance(aspect_ratios, list | tuple) or len(aspect_ratios) > MOST_ASPECT_RATIOS:
+        raise config.error("supported_aspect_ratios", aspect_ratios, f"a list of at most {MOST_ASPECT_RATIOS} pairs")
     return len(aspect_ratios)
 
-
-MOST_KINDS = 1000
-"""The most aspect ratios of a config that are read."""
 
 VISION: Table = {
     "hidden_size": 1280,

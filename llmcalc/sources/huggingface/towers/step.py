@@ -18,6 +18,12 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     for field in ("use_cls_token", "use_ln_post"):  # of the published code, which transformers' class does not read
         if config.data.get(field):
             raise config.error(field, config.data[field], "false")
+    for field in ("use_abs_posemb", "use_ln_pre", "use_rope2d"):  # transformers' class has these in any case
+        if not config.data.get(field, True):
+            raise config.error(field, config.data[field], "true")
+    for field in ("layer_scale_init_value", "ls_init_value"):
+        if config.data.get(field, 0.1) is None:
+            raise config.error(field, None, "a number (layers without scaled outputs are not counted)")
     mlp_ratio = config.number("mlp_ratio")
     if not 1 <= hidden_size * mlp_ratio <= LARGEST:
         raise config.error("mlp_ratio", mlp_ratio, f"a width of at most {LARGEST}")
