@@ -35,8 +35,7 @@ def find_stack(stack_name: str, phase: str = "") -> TimeStack:
         if "+" in stack_name and all(name in known_stacks for name in stack_name.split("+")):
             raise InputError(
                 f"--stack {stack_name}: not a combination; expected a stack and up to {MOST_SETTINGS} different "
-                "settings of its software, of which one at most is an exchange of experts' tokens, such as "
-                "megatron-layer-graphs+megatron-alltoall"
+                "settings of its software, of which one at most is an exchange of experts' tokens"
             )
         raise InputError(
             f"--stack: '{stack_name}' is not known; expected one of {', '.join(known_stacks)}."
