@@ -69,7 +69,7 @@ def shape(value: Any) -> str:
 
     def axis(value_axis: Any) -> str:
         if isinstance(value_axis, JoinedShapes):
-            return " + ".join(" · ".join(map(axis, part)) or "1" for part in value_axis.parts)
+            return " + ".join(" · ".join(map(axis, part)) or "1" for part in value_axis.shapes)
         return str(value_axis.name)
 
     return f"[{', '.join((value.rows.name, *map(axis, value.axes)))}]"

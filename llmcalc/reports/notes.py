@@ -168,7 +168,8 @@ def identity_experts_note(node_tree: Node) -> str:
     ops = (node_position.node.op for node_position in node_tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SKIPPED_PARAMS)
     expert_counts = ", ".join(
-        f"{identity_op.maps[0].top_k} of {identity_op.maps[0].num_experts:,} beside {identity_op.count:,}"
+        f"{identity_op.expert_layers[0].top_k} of {identity_op.expert_layers[0].num_experts:,} beside "
+        f"{identity_op.identity_count:,}"
         for identity_op in identity_ops
     )
     return (
