@@ -240,7 +240,7 @@ class ServeOptions:
         in_seconds(
             "Most time of each further token (30ms), as its likely value.",
             "Inference",
-            parse=partial(parse_duration, largest_without_unit=MOST_TPOT_WITHOUT_UNIT),
+            parse=partial(parse_duration, largest_unitless_seconds=MOST_TPOT_WITHOUT_UNIT),
         ),
     ] = None
     prefix_hit: Annotated[

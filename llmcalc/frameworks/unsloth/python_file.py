@@ -223,7 +223,7 @@ def _shared_engine_settings(reader: LaunchReader, model: Mapping[str, Any], is_s
         "source": "unsloth_zoo/vllm_utils.py",
         "engine": "vllm",
         "flags": flags,
-        "sleeps": is_standby,
+        "sleeps_while_idle": is_standby,
         "shares_weights": True,
         "shares_by_capacity": STANDBY_SHARES if is_standby else (),
     }

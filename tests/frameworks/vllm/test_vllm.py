@@ -111,7 +111,7 @@ def test_a_state_is_one_block_whose_size_attention_adopts() -> None:
     assert pool.block_size % 16 == 0
     assert pool.block_size > 16
     # 8 layers of attention and 24 of states: four groups of 8
-    assert [(group.groups, group.states is not None) for group in pool.groups] == [(1, False), (3, True)]
+    assert [(group.group_count, group.state_blocks is not None) for group in pool.groups] == [(1, False), (3, True)]
 
 
 def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
