@@ -240,8 +240,8 @@ def kv(
     if engine is not None:
         from .questions.engines import ask_engine_cache, ask_servers
 
-        inputs = {"image": image, "images": images, "audio": audio}
-        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
+        media_options = {"image": image, "images": images, "audio": audio}
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **media_options)
         scheme_option = {} if quantize is None else {"quantize": quantize}
         return ask_servers(engine_questions_of(model, engine, hardware, options | scheme_option), ask_engine_cache)
     if hardware is not None:

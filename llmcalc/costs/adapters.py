@@ -69,7 +69,8 @@ class LowRankAdapters:
             return ()
         return (
             f"adapters of {' and '.join(sorted(self.targets))} alone: the model has no "
-            f"{' and no '.join(self.missing_targets)}, which PEFT adapts by default too (--lora-targets)",
+            f"{' and no '.join(self.missing_targets)}, which has adapters by default too; --lora-targets {ALL_LINEAR} "
+            "adapts every linear layer",
         )
 
     def adapters(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> list[TrainedTensor]:
@@ -302,6 +303,16 @@ def adapters_of_targets(
         raise InputError(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
+        )
+    adapted_layers = [
+        node_position
+        for node_position, _ in linear_layers(node_tree, included_parts)
+        if node_position.node.name in target_names
+    ]
+    if adapted_layers and all(map(is_read_by_scan, adapted_layers)):
+        raise InputError(
+            f"--lora-targets {', '.join(target_names)}: the kernel of the scan reads that weight itself, so that no "
+            "adapter has a gradient; expected further layers, such as in_proj"
         )
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_copied_modules(node_tree, adapters)

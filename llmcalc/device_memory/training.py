@@ -413,7 +413,7 @@ def replay_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResu
 
 
 def _replay_two_steps(training_run: TrainingSteps, memory_meter: Meter) -> ReplayResult:
-    """Replays a run's set-up and two steps, and returns the result."""
+    """Replays two steps after a run's set-up, and returns the bytes of all three."""
     replay_result = ReplayResult(set_up_bytes=memory_meter.now)
     training_run.step()
     first_peaks, memory_meter.peaks = memory_meter.peaks, {}
@@ -453,7 +453,7 @@ class CountedSteps:
 def count_steps(training_run: TrainingSteps, memory_meter: EventMeter) -> CountedSteps:
     """Replays two steps of a run after its set-up, without an allocator. memory_meter: the run's meter."""
     replay_result = _replay_two_steps(training_run, memory_meter)
-    memory_meter.end_step_list()
+    memory_meter.end_event_list()
     return CountedSteps(replay_result, memory_meter.pieces, memory_meter.count, memory_meter.now, memory_meter.peak)
 
 

@@ -355,10 +355,11 @@ def ask_engine_fit(
 def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
     """Returns the slots that a launch file divides the cache into, such as those of `-np 2`; else 1.
 
-    Engines whose cache takes any number of requests have no slots.
+    Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """
     slots = engine_flags.get(engine.field_of_option("--users"))
-    has_slots = engine.shows_alternatives and engine_question.launch is not None
+    is_divided = engine.shows_alternatives and not engine_flags.get("kv_unified")
+    has_slots = is_divided and engine_question.launch is not None
     return slots if has_slots and isinstance(slots, int) and slots > 0 else 1
 
 

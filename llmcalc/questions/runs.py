@@ -463,7 +463,6 @@ def in_words_of_file(
     return ask
 
 
-@in_words_of_file
 def _planned_framework(run: RunQuestion, framework_record: Framework) -> Framework | None:
     """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
     from ..frameworks.registry import frameworks_for_plans
@@ -483,6 +482,7 @@ def _planned_framework(run: RunQuestion, framework_record: Framework) -> Framewo
     return None
 
 
+@in_words_of_file
 def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) -> DeviceMemoryAnswer | RanksMemoryAnswer:
     """Computes the memory of one device or of a layout's ranks, and the accelerators that fit.
 

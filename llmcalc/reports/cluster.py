@@ -198,7 +198,10 @@ def _planned_framework_note(planned_framework: Framework | None) -> str:
     """Writes a note on another framework that `fit`, `plan` and `time` take for the same options; empty without it."""
     if planned_framework is None:
         return ""
-    return f"fit, plan and time take {planned_framework.title} for it: --framework {planned_framework.name}"
+    return (
+        f"fit, plan and time choose among layouts of {planned_framework.title}; --framework {planned_framework.name} "
+        "counts these devices under it"
+    )
 
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
@@ -222,7 +225,7 @@ def _whole_replica_notes(
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     if layout.world == 1:
-        return ["the device holds the whole model: llmcalc fit lists changes that make it fit"]
+        return ["the device holds the whole model: llmcalc fit tries changes that need less"]
     shards_states_alone = cluster.framework.layouts.default_zero_stage == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
     return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]

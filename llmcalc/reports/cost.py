@@ -66,7 +66,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         COLUMNS,
         table_rows,
         _subtitle_text(hardware, run_cost),
-        [*_format_notes(preset, run_cost), *_cost_notes(hardware, run_cost)],
+        [*_library_tag_notes(preset, run_cost), *_cost_notes(hardware, run_cost)],
         _answer_text(run_cost),
         name="cost",
     )
@@ -154,7 +154,7 @@ def _step_description(run_cost: RunCost) -> str:
     return " (a micro-batch of each device)"
 
 
-def _format_notes(preset: Preset, run_cost: RunCost) -> list[str]:
+def _library_tag_notes(preset: Preset, run_cost: RunCost) -> list[str]:
     """Returns a note on a tag of Ollama's library whose published weights are served."""
     is_served_as_published = run_cost.server is not None and run_cost.server.quantize is None
     return published_tag_notes(preset, run_cost.stack_title) if is_served_as_published else []

@@ -86,7 +86,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
     )
     notes = [
         *warnings,
-        f"at {model_difference.seq:,} tokens of one sequence, cache in {units.short_dtype(model_difference.dtype)}",
+        f"at {model_difference.seq:,} tokens of one sequence, cache in "
+        f"{units.short_dtype(model_difference.cache_dtype)}",
         flops_per_token_note(model_difference.seq),
     ]
     tables = [
@@ -244,7 +245,7 @@ def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
         "changed": model_difference.has_changed,
-        "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.dtype, "pairs": "full"},
+        "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.cache_dtype, "pairs": "full"},
         "spec": [
             {"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields
         ],

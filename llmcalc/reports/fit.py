@@ -196,7 +196,7 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
         return []
     return [
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
-        "float32: --dtype bfloat16 halves them"
+        "float32: --dtype in 16 bits halves them"
     ]
 
 

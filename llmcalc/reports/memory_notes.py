@@ -180,7 +180,7 @@ def _notes_on_scans(memory_use: MemoryUse) -> list[str]:
     if OUTPUT_OF_SCAN in adapters.targets:
         notes.append(
             f"the adapter of {OUTPUT_OF_SCAN} has no gradient, since the kernel of the scan reads the weight itself; "
-            f"PEFT refuses --lora-targets {OUTPUT_OF_SCAN} for Falcon-H1, Mamba and Nemotron-H"
+            f"PEFT raises an error for {OUTPUT_OF_SCAN} in target_modules of Falcon-H1, Mamba and Nemotron-H"
         )
     if adapters.base_format != "none":
         notes.append(

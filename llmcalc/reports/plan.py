@@ -175,7 +175,7 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
 
 
 def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note on the fastest layout of each framework that the plan does not list, and the option that does."""
+    """Returns a note for each framework whose layouts are not listed: the time of its fastest, or that none fits."""
     notes = []
     for compared_plan in layout_plan.compared_plans:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"

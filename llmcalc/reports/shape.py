@@ -120,8 +120,8 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
     """Returns the columns of costs, in units in which the smallest value of a column is at least 1."""
     parameter_scale = units.count_scale(min(shape.parameters for shape in shape_study.shapes))
     flops_scale = units.decimal_scale(min(shape.forward_flops_per_token for shape in shape_study.shapes), "FLOPs")
-    cache_key = "kv_bytes" if _has_windows(shape_study) else "kv_bytes_per_token"
-    cache_scale = units.memory_scale(min(getattr(shape, cache_key) for shape in shape_study.shapes))
+    kv_bytes_field = "kv_bytes" if _has_windows(shape_study) else "kv_bytes_per_token"
+    cache_scale = units.memory_scale(min(getattr(shape, kv_bytes_field) for shape in shape_study.shapes))
     return (
         *SIZE_COLUMNS,
         Column(
@@ -129,7 +129,7 @@ def _cost_columns(shape_study: ShapeStudy) -> Sequence[Column]:
         ),
         Column("budget_difference", "vs budget", units.signed_percent),
         Column("flops_per_token", flops_scale.name, flops_scale.write),
-        Column(cache_key, f"KV {cache_scale.name}", cache_scale.write),
+        Column(kv_bytes_field, f"KV {cache_scale.name}", cache_scale.write),
         Column("head_sizes", "head sizes"),
     )
 

@@ -426,7 +426,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
         undivided_text = f"; undivided, {training_bytes}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
     elif timed_run.devices == 1:
-        size_note = f"{training_bytes}: they do not fit; llmcalc fit lists changes with which they do"
+        size_note = f"{training_bytes}: they do not fit; llmcalc fit tries changes that need less"
     elif timed_run.is_planned:
         size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
         if timed_run.has_stated_micro_batches:

@@ -61,7 +61,7 @@ class EventMeter(Meter):
         if block.bytes:
             self._steps.append(encode_release(block.handle))
 
-    def end_step_list(self) -> None:
+    def end_event_list(self) -> None:
         """Ends the current list of events, and starts the next."""
         if self._steps:
             self.pieces.append((self._steps, 0))
@@ -85,7 +85,7 @@ class EventMeter(Meter):
         self.place = start_place
         first_storage_number = self.count
         self.count += pass_trace.storage_count
-        self.end_step_list()
+        self.end_event_list()
         allocator_steps = pass_trace.allocator_steps
         if pass_trace.releases_of_other_passes:
             allocator_steps = list(allocator_steps)

@@ -211,7 +211,7 @@ def machines() -> dict[str, tuple[str, int]]:
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
-    return machines().get(normalized(machine_type))
+    return machines().get(normalized(machine_type.removeprefix("ml.")))  # as SageMaker names it
 
 
 def _hardware_by_name(typed_name: str) -> Hardware:
@@ -223,8 +223,8 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         if machine[1] == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: a machine with {machine[1]} x {hardware.title}; expected --hardware "
-            f"{hardware.name} --devices {machine[1]}"
+            f"--hardware: {typed_name}: a machine with {machine[1]} x {hardware.title}; expected {hardware.name}, and "
+            f"--devices {machine[1]} a machine"
         )
     if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
         raise InputError(

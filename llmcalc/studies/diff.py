@@ -58,7 +58,7 @@ class ModelDifference:
 
     before, after: the models; None for a missing one.
     seq: tokens per sequence.
-    dtype: format of the cache.
+    cache_dtype: number format of the cache.
     fields: fields of the descriptions that differ.
     quantities: all quantities, changed or not.
     components: quantity → nodes whose values differ, largest change first.
@@ -67,7 +67,7 @@ class ModelDifference:
     before: Preset | None
     after: Preset | None
     seq: int
-    dtype: str
+    cache_dtype: str
     fields: tuple[FieldChange, ...]
     quantities: tuple[QuantityChange, ...]
     components: Mapping[str, tuple[QuantityChange, ...]]
@@ -79,11 +79,12 @@ class ModelDifference:
 
 
 def diff(
-    earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str = "bfloat16"
+    earlier_preset: Preset | None, later_preset: Preset | None, seq: int, cache_dtype: str = "bfloat16"
 ) -> ModelDifference:
-    """Compares two models at sequences of `seq` tokens, with caches in number format `dtype`."""
+    """Compares two models at sequences of `seq` tokens, with caches in number format `cache_dtype`."""
     old_figures, new_figures = (
-        {} if preset is None else _quantities_of_model(preset, seq, dtype) for preset in (earlier_preset, later_preset)
+        {} if preset is None else _quantities_of_model(preset, seq, cache_dtype)
+        for preset in (earlier_preset, later_preset)
     )
     quantities: list[QuantityChange] = []
     for quantity_name, (_, quantity_unit) in {**new_figures, **old_figures}.items():
@@ -95,10 +96,10 @@ def diff(
         earlier_preset,
         later_preset,
         seq,
-        dtype,
+        cache_dtype,
         tuple(_changed_fields(earlier_preset, later_preset)),
         tuple(quantities),
-        {name: tuple(_changed_nodes(earlier_preset, later_preset, seq, dtype, name)) for name in COMPONENTS},
+        {name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPONENTS},
     )
 
 

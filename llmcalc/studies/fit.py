@@ -362,11 +362,11 @@ def _evaluate_changes(
         )
 
     while runs_by_bound:
-        least_bytes, change_index, is_recorded, changed_run = heappop(runs_by_bound)
+        least_bytes, change_index, has_recorded_bound, changed_run = heappop(runs_by_bound)
         if is_excluded(least_bytes):
             continue
         try:
-            if not is_recorded:
+            if not has_recorded_bound:
                 heappush(
                     runs_by_bound,
                     (max(least_bytes, changed_run.least_device_bytes), change_index, True, changed_run),

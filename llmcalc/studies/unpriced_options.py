@@ -8,7 +8,7 @@ from ..device_memory.settings import Settings
 from ..timing.timing_constants import TimeStack
 from ..workload.setting import option
 
-UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_library")
+UNPRICED_SETTINGS = ("logits_dtype", "offload_activations", "dropout", "lora_dropout", "lora_library", "logits_to_keep")
 """Settings of training that change the kernels of a step, and with which it is timed as without them."""
 
 

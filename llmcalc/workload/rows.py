@@ -72,15 +72,15 @@ class FixedRows(Rows):
     """A fixed number of rows, such as the positions of a fixed-length encoder.
 
     length: the number of rows per sequence.
-    source: whether they are an encoder's and already computed when a token is decoded, true by default.
+    is_encoder_side: whether they are an encoder's and already computed when a token is decoded, true by default.
     """
 
     name: str = "fixed"
     length: Number = 1
-    source: bool = True
+    is_encoder_side: bool = True
 
     def new_rows(self, workload: Workload) -> Number:
-        return 0 if self.source and workload.phase == "decode" else self.length
+        return 0 if self.is_encoder_side and workload.phase == "decode" else self.length
 
     def available_rows(self, workload: Workload) -> Number:
         return self.length

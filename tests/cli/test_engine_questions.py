@@ -289,3 +289,16 @@ def test_a_launch_file_with_slots_asks_for_as_many_users(run: Any, tmp_path: Pat
     words = ("fit", "--launch", str(file), "--hardware", "rtx-4090")
     assert "2 users of 8,192 tokens" in run(*words).out
     assert "1 user of " in run(*words, "--users", "1").out
+    file.write_text("llama-server -hf unsloth/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 2 --kv-unified -ngl 99\n")
+    assert "1 user of 16,384 tokens" in run(*words).out  # slots that share the cache
+
+
+def test_an_option_of_a_launch_file_is_named_as_the_files(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "stage: sft\nfinetuning_type: lora\nlora_target: q_proj\ndataset: alpaca_en_demo\ntemplate: default\n"
+        "output_dir: out\nper_device_train_batch_size: 1\n"
+    )
+    for words in (("memory",), ("time", "--hardware", "h100")):
+        error = run(words[0], "mamba2-370m", *words[1:], "--launch", str(file)).error
+        assert "train.yaml: --lora-targets q_proj of the file" in error

@@ -15,6 +15,7 @@ from llmcalc.components.mixers.attention import Attention
 from llmcalc.costs.adapter_targets import linear_layers
 from llmcalc.costs.adapters import LowRankAdapters
 from llmcalc.device_memory.training import TrainingConfig, replay
+from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.module_frame import UnsupportedKernel
@@ -124,6 +125,8 @@ def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapte
         assert gradients[0] == gradients[1]
     assert any("adapter of out_proj has no gradient" in note for note in adapted["notes"])
     assert any("out_proj is counted in 16 bits" in note for note in plain["notes"])
+    with pytest.raises(InputError, match="no adapter has a gradient"):
+        llmcalc.memory("nemotron-h-8b", "training", lora_rank=8, lora_targets="out_proj", seq=64)
     model = llmcalc.load("falcon-h1-0.5b").model
     quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base="nf4").quantized_base(model.tree())
     linear_weights = sum(

@@ -603,6 +603,7 @@ def test_output_to_a_file(run, tmp_path):
         # https://docs.aws.amazon.com/batch/latest/userguide/gpu-jobs.html
         ("g5.12xlarge", "a10g", 4),
         ("g5.16xlarge", "a10g", 1),
+        ("ml.g5.12xlarge", "a10g", 4),
         ("g4dn.12xlarge", "t4", 4),
         ("p5.48xlarge", "h100-sxm", 8),
         ("DGX H100", "h100-sxm", 8),
@@ -618,7 +619,7 @@ def test_machines_of_clouds(machine_type: str, hardware_name: str, count: int) -
     if count == 1:
         assert find_hardware(machine_type).name == hardware_name
         return
-    with pytest.raises(InputError, match=f"expected --hardware {hardware_name} --devices {count}"):
+    with pytest.raises(InputError, match=f"expected {hardware_name}, and --devices {count} a machine"):
         find_hardware(machine_type)
 
 

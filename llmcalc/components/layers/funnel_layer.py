@@ -76,7 +76,7 @@ class FunnelAttention(MultiHeadMixer):
             distance_keys,
             axes=(heads,),
         )
-        segment_rows = FixedRows("segments", length=2, source=False)
+        segment_rows = FixedRows("segments", length=2, is_encoder_side=False)
         segment_keys = recorder.vector("segments", Axis("segments", 2), heads, head_dim)
         segment_scores = recorder.core(
             "segment_scores",

@@ -198,7 +198,7 @@ class EngineRank:
 
     @property
     def weights_origin(self) -> str:
-        """The format of the weights in a few words: a scheme, a number format, or where the format stands."""
+        """The weights' format in words: its scheme, the dtype that they are converted to, or `as published`."""
         return (
             self.scheme or self.converted_dtype or ("format by its name" if self.is_format_assumed else "as published")
         )

@@ -194,7 +194,7 @@ class _EncoderGraph:
     # -- parts ---------------------------------------------------------------------------------------------------
 
     def _convolution(self, pixels: Tensor) -> Tensor:
-        """The projection of patches (`ggml_conv_2d`): pixels by patch in 16 bits, a product, a copy."""
+        """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
         patch_values = patches.num_channels * patches.patch_size**2
         columns = self._new_tensor((patch_values, self.patches), self.weight, pixels, element_bytes=F16)

@@ -197,6 +197,8 @@ def _server_notes(server: GgmlServer, note_texts: NoteTexts) -> list[str]:
             f"the file of modules that draft is counted as llama-quantize makes it, {file_gib:.2f} GiB; published "
             "files in 4 bits have other mixes too, some a third smaller"
         )
+    if server.encoder_bytes and server.flags.get("mmproj_auto"):
+        server_remarks.append("the encoder beside -hf is counted in F16; --no-mmproj leaves it out")
     if server.encoder_bytes and server.encoder_shape is None:
         server_remarks.append(note_texts.encoder)
     elif server.encoder_shape is not None and not server.encoder_shape.is_largest_image:

@@ -75,8 +75,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if config.get("gradient_accumulation_steps") is not None:
         accumulation_steps = integer_of(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
-    dynamo_table = {**reader.table(config, "dynamo_config"), **config}  # commands/config/config_args.py: both places
-    if str(dynamo_table.get("dynamo_backend") or "NO").upper() != "NO":
+    tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
+    if any(str(table.get("dynamo_backend") or "NO").upper() != "NO" for table in tables):
         run_settings["compile"] = True
     framework, launch_settings = WITHOUT_A_NAME, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:

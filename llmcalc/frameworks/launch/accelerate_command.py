@@ -129,13 +129,13 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
     sets_precision: whether the program takes the launcher's number format; true by default.
     """
     launcher_arguments = trainer_arguments(source_file)
-    for replaced_keys in (FRAMEWORK_KEYS, PRECISION_KEYS):
-        is_stated = any(config.get(argument_name) not in (None, "", []) for argument_name in replaced_keys)
-        if is_stated or (replaced_keys is PRECISION_KEYS and not sets_precision):
+    for argument_group in (FRAMEWORK_KEYS, PRECISION_KEYS):
+        is_stated = any(config.get(argument_name) not in (None, "", []) for argument_name in argument_group)
+        if is_stated or (argument_group is PRECISION_KEYS and not sets_precision):
             launcher_arguments = {
                 argument_name: value
                 for argument_name, value in launcher_arguments.items()
-                if argument_name not in replaced_keys
+                if argument_name not in argument_group
             }
     return {
         **config,

@@ -388,7 +388,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1 GPU, 2 GPUs, …; `starts` is true if the whole model fits the GPUs."""
+    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs; a memory `starts` if the whole model fits on them."""
     gpu_counts = [0] if "CUDA_VISIBLE_DEVICES" in server.flags else [1, 2, 4, 8]
     for gpu_count in gpu_counts:
         if gpu_count > most_devices:

@@ -211,8 +211,10 @@ def _fsdp_arguments(reader: LaunchReader, keys: Table, arguments: Table) -> dict
     """
     wrap_policy = str(reader.value(keys, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
     if wrap_policy != "TRANSFORMER_BASED_WRAP":
+        is_missing = keys.get("fsdp.auto_wrap_policy") is None
         reader.unknown["fsdp.auto_wrap_policy"] = (
-            f"{wrap_policy} gathers other groups of weights than those of a layer; expected TRANSFORMER_BASED_WRAP"
+            f"{'missing, which is NO_WRAP' if is_missing else wrap_policy}: other groups of weights are gathered than "
+            "those of a layer, which TRANSFORMER_BASED_WRAP gathers"
         )
     mixed_precision = keys.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):

@@ -85,6 +85,8 @@ def read_arguments(
         has_repository = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
         if has_repository and "--mmproj-auto" in flags_by_name:
             parsed_arguments.values["mmproj_auto"] = True
+        elif flag_values.get("mmproj_auto"):
+            del flag_values["mmproj_auto"]  # no repository, no file of an encoder
         if HF_FILE in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE)}"
         if program.takes_model and positional_words:

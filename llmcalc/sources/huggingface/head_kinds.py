@@ -101,7 +101,7 @@ BI_ENCODERS = (
 )  # fmt: skip
 """Classes without an output head, of illuin-tech/colpali."""
 
-_SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z]|Reward|Scor(e|ing)|Rerank|Ranker|ForRank|Retriev|Embedd")
+_SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rerank|Ranker|Ranking|Retriev|Embedd")
 """Names of classes that return scores or vectors; `Col` and `Bi` begin those of illuin-tech/colpali."""
 
 

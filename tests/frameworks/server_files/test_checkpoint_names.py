@@ -135,12 +135,18 @@ def test_a_repository_of_gguf_files_states_preset_and_type(name: str, preset: st
 def test_a_repository_of_gguf_files_has_the_encoder_too(tmp_path: Path) -> None:
     # llama-server -hf downloads and loads it (common/arg.cpp, --mmproj-auto); Gemma 3's has 420 million parameters
     file, added = tmp_path / "serve.sh", {}
-    for words in ("-hf ggml-org/gemma-3-4b-it-GGUF", "-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj",
-                  "-m gemma-3-4b-it-Q4_K_M.gguf", "-hf ggml-org/gemma-3-4b-it-GGUF --mmproj-auto"):  # fmt: skip
+    for words in (
+        "-hf ggml-org/gemma-3-4b-it-GGUF",
+        "-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj",
+        "-m gemma-3-4b-it-Q4_K_M.gguf --mmproj-auto",
+        "-hf ggml-org/gemma-3-4b-it-GGUF --mmproj-auto",
+    ):
         file.write_text(f"llama-server {words} -c 8192\n")
         answer = llmcalc.memory(launch=file, hardware="rtx-4090")
         added[words] = answer.result.bytes_of("model_buffer", "CUDA0")
-        assert any("-hf loads it too" in note for note in answer.document["notes"]) == words.startswith("-m")
+        notes = " ".join(answer.document["notes"])
+        assert ("-hf loads it too" in notes) == words.startswith("-m")
+        assert ("--no-mmproj leaves it out" in notes) == (words.startswith("-hf") and "--no-mmproj" not in words)
     repository, without, model_file, stated = added.values()
     assert without == model_file < repository == stated
     assert 2 * 400e6 < repository - without < 2 * 440e6

@@ -151,7 +151,7 @@ def _read_phi3small(config: Config) -> Table:
 def _checked_list(
     config: Config, field_name: str, list_length: int, is_valid: Callable[[Any], bool], expected_text: str
 ) -> list[Any]:
-    """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
+    """Returns a list with one value per layer. Raises `InputError` if its length differs or a value is not valid."""
     layer_values = config.get(field_name)
     if not isinstance(layer_values, list) or len(layer_values) != list_length or not all(map(is_valid, layer_values)):
         raise config.error(field_name, layer_values, f"{list_length} values, {expected_text}")
