@@ -84,7 +84,15 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
         "ok": not changes,
         "locked_by": locked_version,
         "checked": model_count,
-        "changes": [vars(lock_change) for lock_change in changes],
+        "changes": [
+            {
+                "target": lock_change.target,
+                "key": lock_change.key,
+                "locked": lock_change.locked_value,
+                "now": lock_change.current_value,
+            }
+            for lock_change in changes
+        ],
     }
     return Report(
         json_document, [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)], warnings=notes
