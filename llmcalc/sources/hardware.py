@@ -199,14 +199,34 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 
 @cache
+def _machine_table() -> dict[str, dict[str, int]]:
+    """Returns the contents of `machines.toml`: accelerator → machine type → count."""
+    return tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
+
+
+@cache
 def machines() -> dict[str, tuple[str, int]]:
-    """Returns the contents of `machines.toml`: machine type, normalized → accelerator and count."""
-    machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
+    """Returns machine type, normalized → its accelerator and the number of them."""
     return {
         normalized(machine_type): (hardware_name, count)
-        for hardware_name, counts_by_type in machine_table.items()
+        for hardware_name, counts_by_type in _machine_table().items()
         for machine_type, count in counts_by_type.items()
     }
+
+
+def _machine_family(machine_type: str) -> str:
+    """Returns what the sizes of a cloud's machine have in common: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    words = machine_type.lower().split("_")
+    if words[0] == "standard" and len(words) > 2:  # Azure's, whose second word has the processors
+        return "_".join([words[1][:2], *words[2:]])
+    return words[0].partition(".")[0] if "." in words[0] else "-".join(words[0].split("-")[:2])
+
+
+def accelerator_of_machine_family(machine_type: str) -> str:
+    """Returns the accelerator of another size of a known machine; empty where the family is unknown."""
+    table = _machine_table()
+    accelerators = {_machine_family(known_type): name for name, types in table.items() for known_type in types}
+    return accelerators.get(_machine_family(machine_type), "")
 
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:

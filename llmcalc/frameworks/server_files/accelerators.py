@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from ...errors import InputError, shown
-from ...sources.hardware import accelerator_of_machine, find_hardware
+from ...sources.hardware import accelerator_of_machine, accelerator_of_machine_family, find_hardware
 from ...sources.huggingface.family import field_names
 
 ACCELERATOR_LABELS = (
@@ -41,6 +41,8 @@ def accelerator_of(accelerator_label: str) -> str:
     label_text = accelerator_label.strip().lower()[:100]
     if machine := accelerator_of_machine(label_text):
         return machine[0]
+    if hardware_name := accelerator_of_machine_family(label_text):
+        return hardware_name
     if label_text == LABEL_OF_SMALL_A100:
         return "a100-40gb"
     if "mig" in label_text:

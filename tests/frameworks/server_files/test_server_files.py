@@ -521,6 +521,8 @@ def test_files_of_other_programs_start_no_server() -> None:
         ("nvidia-l4", "l4"),
         ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "rtx-pro-6000"),
         ("p5en.48xlarge", "h200"),
+        ("p5.2xlarge", "h100-sxm"),  # another size of a known machine
+        ("Standard_ND96is_H100_v5", "h100-sxm"),
         ("Standard_ND96isr_H100_v5", "h100-sxm"),
         ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", ""),
         ("NVIDIA-H100-96GB-HBM3", ""),
