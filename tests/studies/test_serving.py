@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llmcalc.reports.seconds import duration_text
 
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.questions.options import ServeOptions, parse_price
 from llmcalc.questions.serving import serve_study
+from llmcalc.reports.time_estimate import duration_text
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies.server import LatencyLimits, LayoutSizes
