@@ -160,8 +160,8 @@ class TimeOptions:
     engine: Annotated[
         str | None,
         listed(
-            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm, or llama.cpp where "
-            "that is usual: GGUF files, tags of Ollama's library, Apple.",
+            "The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm, or llama.cpp for "
+            "GGUF files, Ollama's tags, Apple.",
             "What runs",
             example="vllm",
             metavar="NAME[==VERSION]",

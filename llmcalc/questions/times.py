@@ -321,11 +321,11 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
         if refusal_reason == BATCH:
             replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
-                f"--devices {devices}: {layout_plan.tried:,} layouts were tried, and {refusal_reason}; "
+                f"--devices {devices}: {ranked_layouts.tried:,} layouts were tried, and {refusal_reason}; "
                 f"expected {replicas}"
             )
         return InputError(
-            f"--devices {devices}: none of {layout_plan.tried:,} layouts can be counted, "
+            f"--devices {devices}: none of {ranked_layouts.tried:,} layouts can be counted, "
             f"most because {refusal_reason}; expected --step with a measured step"
         )
     is_typed_without_full = run_question.settings.recompute not in (None, "full")

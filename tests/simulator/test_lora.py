@@ -128,7 +128,7 @@ def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapte
     with pytest.raises(InputError, match="no adapter has a gradient"):
         llmcalc.memory("nemotron-h-8b", "training", lora_rank=8, lora_targets="out_proj", seq=64)
     model = llmcalc.load("falcon-h1-0.5b").model
-    quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base="nf4").quantized_base(model.tree())
+    quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4").quantized_base(model.tree())
     linear_weights = sum(
         op.n_in * op.n_out * int(place.times) for place, op in linear_layers(model.tree(), frozenset())
     )

@@ -259,7 +259,7 @@ class Megatron(NodeTrackingEager):
         mask = self.t.new_tensor(x.shape, BOOL)
         return record(self.graph, "dropout", (x,), self.t.like(x), lambda g, _, mask: (self.t.like(g, mask),), mask)
 
-    def core(self, q: Tensor, k: Tensor, v: Tensor, *masked: Any) -> Tensor:
+    def compute_attention(self, q: Tensor, k: Tensor, v: Tensor, *masked: Any) -> Tensor:
         scores = self.t.scale(self.t.matmul(q, self.t.transpose(k, -1, -2)))
         return self.t.matmul(self.dropout(self.t.softmax(scores)), v)
 

@@ -33,7 +33,7 @@ from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
 
-IDENTITY_FIELDS = {"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"}
+IDENTITY_FIELDS = {"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources", "untested_stacks"}
 
 
 def llama() -> ModelSpec:

@@ -124,13 +124,13 @@ def test_every_encoder_of_a_class_of_code_is_compared() -> None:
     MiniCPM-o's is MiniCPM-V's, dots.vlm's is dots.ocr's. Phi-3-vision's is as large as its class states, and compared
     with a published total, as those of Kimi K3, OpenVLA, LLaVA-OneVision 1.5, LocateAnything, Ovis 2.5 and VideoLLaMA 3
     are. Ultravox's has the bytes of its file. MiniMax-VL-01's is LLaVA-NeXT's but for a norm. Ovis 1.6 and Moondream
-    have the parts of Ovis 2.5 and DeepSeek-VL2.
+    have the parts of Ovis 2.5 and DeepSeek-VL2, step_robotics those of Step 3.7.
     """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
     assert read_here == {
         *(config["model_type"] for config in ENCODERS.values()), *QWEN3_5_ENCODERS, "deepseek_vl_v2", "dots_vlm",
         "kimi_k3", "llavaonevision1_5", "locateanything", "minicpmo", "minimax_vl_01", "moondream1", "moondream2",
-        "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v", "ultravox", "videollama3_qwen2",
+        "moondream3", "openvla", "ovis", "ovis2_5", "phi3_v", "step_robotics", "ultravox", "videollama3_qwen2",
     }  # fmt: skip
 
 

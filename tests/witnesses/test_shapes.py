@@ -43,9 +43,9 @@ def test_a_second_call_gives_what_torch_gives(name: str) -> None:
 def test_it_is_remembered() -> None:
     a = torch.empty(3, 7, 11, device="meta")
     with ShapeCache() as mode:
-        before = len(mode.known)
+        before = len(mode.cached_results)
         assert (a * a).shape == (a * a).shape == (3, 7, 11)
-        assert len(mode.known) == before + 1
+        assert len(mode.cached_results) == before + 1
 
 
 def test_what_changes_a_tensor_or_has_values_is_run() -> None:

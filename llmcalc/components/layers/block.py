@@ -378,7 +378,6 @@ class Block(Layer):
             base_block.model_copy(update={"residual_scale": True}),
             base_block.model_copy(update={"residual_scale": "residual"}),
             base_block.model_copy(update={"residual_scale": "output"}),
-            base_block.model_copy(update={"residual_scale": "gate"}),
             base_block.model_copy(update={"input_norm": layernorm}),
             base_block.model_copy(update={"attention": Nothing()}),
             base_block.model_copy(update={"feed_forward": Nothing()}),
@@ -393,6 +392,7 @@ class Block(Layer):
             layernorm_block.model_copy(
                 update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
             ),
+            base_block.model_copy(update={"residual_scale": "gate"}),
         ]
 
 

@@ -170,7 +170,7 @@ def test_outputs_are_returned_before_a_date() -> None:
     [
         (LAST_OUTPUTS, {"keeps_outputs"}),
         (FREES_GRADIENTS, {"keeps_gradients"}),
-        (FINISHES, {"finishes"}),
+        (FINISHES, {"ends_reductions"}),
         (INFERS_ON_META, {"infers_shapes"}),
     ],
 )

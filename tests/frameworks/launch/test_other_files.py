@@ -82,7 +82,7 @@ def test_a_job_of_2024() -> None:
     settings = launch.settings
     assert (settings["batch"], settings["num_microbatches"]) == (2, 4)  # as many micro-batches as stages
     assert (settings["recompute"], settings["optimizer_impl"]) == ("every:2", "foreach")
-    assert launch.own_settings.old
+    assert launch.own_settings.is_2024_form
 
 
 def test_a_job_of_2026() -> None:
@@ -390,7 +390,7 @@ def test_shards_on_the_host() -> None:
     trainer = read_trainer({**TRAINER, "fsdp": "full_shard offload"}, LaunchSource("t.yaml", 16))
     data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}
     for launch in (trainer, read_accelerate(data, LaunchSource("a.yaml"))):
-        assert launch.own_settings.offloads
+        assert launch.own_settings.offloads_to_host
     with pytest.raises(InputError, match=r"fsdp_config\.fsdp_offload_params: 'maybe'; expected true or false"):
         read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, LaunchSource("a.yaml"))
 

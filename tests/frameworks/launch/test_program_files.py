@@ -592,9 +592,9 @@ def test_a_python_file_that_trains_is_no_server(tmp_path: Path) -> None:
 def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
     text = FILES["verl_fsdp.sh"]
     section = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    assert launch_of(text, "f.sh").own_settings.reduced == "float32"
+    assert launch_of(text, "f.sh").own_settings.reduction_format == "float32"
     in_bf16 = text.replace("main_ppo ", f"main_ppo +{section}.reduce_dtype=bf16 ", 1)
-    assert launch_of(in_bf16, "f.sh").own_settings.reduced == "bfloat16"
+    assert launch_of(in_bf16, "f.sh").own_settings.reduction_format == "bfloat16"
     with pytest.raises(InputError, match="mixed_precision"):
         launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
 

@@ -258,9 +258,9 @@ def test_axolotl_trains_in_bf16_under_fsdp() -> None:
 
 def test_shards_on_the_host() -> None:
     launch = read_launch(FILES / "axolotl_fsdp2_offload.yaml", 8)
-    assert (launch.framework, launch.layout.zero, launch.own_settings.offloads) == ("fsdp2", 3, True)
-    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).own_settings.offloads
-    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).own_settings.offloads
+    assert (launch.framework, launch.layout.zero, launch.own_settings.offloads_to_host) == ("fsdp2", 3, True)
+    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).own_settings.offloads_to_host
+    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).own_settings.offloads_to_host
     whole, offloaded = (
         llmcalc.memory(launch=FILES / "axolotl_fsdp2_offload.yaml", devices=devices).document for devices in (1, 8)
     )
@@ -685,7 +685,7 @@ def test_version_1_of_llama_factory_runs_two_losses() -> None:
     launch = read_launch(FILES / "llama_factory_version_1.yaml", 2)
     wanted = {"base": "nf4-dq", "lora_rank": 8, "lora_targets": ("all-linear",), "recompute": "full", "seq": 512}
     assert wanted.items() <= launch.settings.items()
-    assert (launch.framework, launch.layout.zero, launch.own_settings.reduced) == ("fsdp2", 3, "float32")
+    assert (launch.framework, launch.layout.zero, launch.own_settings.reduction_format) == ("fsdp2", 3, "float32")
     assert launch.frozen == SecondLoss("llamafactory/v1/core/base_trainer.py, compute_log_probs", 8)
     dpo = changed("llama_factory_version_1.yaml", 2, pref_loss="sigmoid", peft_config=None, quant_config=None)
     assert dpo.settings["batch"] == 4
@@ -749,7 +749,11 @@ def test_the_model_of_olmo() -> None:
     assert params(launch.spec).total == 2 * 50304 * h + 4 * layer + h
     assert (launch.framework, launch.layout.dp, launch.settings["num_microbatches"]) == ("torch", 2, 2)
     sharded = changed("olmo_tiny.yaml", 2, fsdp={"precision": "mixed"}, ddp=None)
-    assert (sharded.framework, sharded.own_settings.flat, sharded.own_settings.reduced) == ("fsdp2", True, "")
+    assert (sharded.framework, sharded.own_settings.has_flat_parameters, sharded.own_settings.reduction_format) == (
+        "fsdp2",
+        True,
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -800,7 +804,11 @@ def test_the_model_of_llm_foundry() -> None:
     h, f = 256, 1024
     layer = 4 * h * h + 4 * h + 2 * h * f + f + h + 4 * h  # products and biases, two norms with biases
     assert params(launch.spec).total == 50368 * h + 512 * h + 4 * layer + 2 * h
-    assert (launch.framework, launch.settings["seq"], launch.own_settings.reduced) == ("fsdp2", 512, "bfloat16")
+    assert (launch.framework, launch.settings["seq"], launch.own_settings.reduction_format) == (
+        "fsdp2",
+        512,
+        "bfloat16",
+    )
 
 
 # ---- options beside a file, and what is filled in

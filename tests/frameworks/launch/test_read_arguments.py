@@ -58,6 +58,7 @@ FOLDERS = sorted({file.parent for file in FRAMEWORKS.rglob("*.py") if _tables_of
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_each_name_that_is_read_is_looked_up(folder: Path) -> None:
     texts = _texts_of_list(folder) | _texts_of_list(FRAMEWORKS / "launch")
+    texts |= {text.rpartition(".")[2] for text in texts}
     ends = tuple(text for text in texts if text[:1] in ("_", ".") and len(text) > 2)
     forgotten = {
         name

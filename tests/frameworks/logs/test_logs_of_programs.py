@@ -207,7 +207,7 @@ def test_sglang_beside_its_rule() -> None:
         ("torch_other_processes", "other_processes", "CUDA_VISIBLE_DEVICES"),
         ("vllm_out_of_memory", "allocated", "--max-num-seqs"),
         ("vllm_fewer_sequences", "profile_run", "--max-num-seqs"),
-        ("tensorrt_llm", "profile_run", "--max_num_tokens"),
+        ("tensorrt_llm", "non_torch", None),
     ],
 )
 def test_what_is_in_the_way(name: str, off: str, flag: str) -> None:
