@@ -96,7 +96,11 @@ MUTANTS = (
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weight_format', "weight_format"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
-    Mutant("device_memory/device_memory.py", "replay_result.final_bytes + replay_result.slop_after,", "replay_result.final_bytes,"),
+    Mutant(
+        "device_memory/device_memory.py",
+        "replay_result.final_bytes + replay_result.slop_after,",
+        "replay_result.final_bytes,",
+    ),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
@@ -105,7 +109,11 @@ MUTANTS = (
         "pp, dp = divmod(remaining_rank, self.dp)",
         "dp, pp = divmod(remaining_rank, self.pp)",
     ),
-    Mutant("parallel/messages.py", "collective_message.repetitions * stage_chunk.micro_batches", "collective_message.repetitions"),
+    Mutant(
+        "parallel/messages.py",
+        "collective_message.repetitions * stage_chunk.micro_batches",
+        "collective_message.repetitions",
+    ),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * fsdp_sharding.shard_count *", "_elements *"),

@@ -389,10 +389,10 @@ class Block(Layer):
             base_block.model_copy(
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
+            base_block.model_copy(update={"residual_scale": "gate"}),
             layernorm_block.model_copy(
                 update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
             ),
-            base_block.model_copy(update={"residual_scale": "gate"}),
         ]
 
 
