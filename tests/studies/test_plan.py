@@ -723,7 +723,7 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
 def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) -> None:
     words = (SMALL, "--optimizer", "adamw-8bit", "--hardware", "h100", "--devices", "2", "--seq", "128k")
     for command in ("plan", "fit"):
-        _, output, _ = run(command, *words)
+        _, output, _ = run(command, *words, "--notes")
         assert "replicas are whole. --optimizer adamw-8bit: on shards" in output
         assert "adamw-8bit-torchao" in output
 
