@@ -113,13 +113,12 @@ def depths(axes: Axes) -> None:
     from llmcalc.costs.params import params
     from llmcalc.reports.palette import COMPONENTS
     from llmcalc.sources.presets import load_preset, model_names
-    from llmcalc.studies.model_selection import has_experts
 
     points: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
     for spec in (load_preset(name).model for name in model_names()):
         total = params(spec).total
         if spec.kind == "decoder" and total >= LEAST:
-            points[has_experts(spec)].append((total, spec.main.num_hidden_layers))
+            points[spec.has_experts].append((total, spec.main.num_hidden_layers))
     looks = {False: ("dense", COMPONENTS["attention"], "o"), True: ("mixture of experts", COMPONENTS["experts"], "s")}
     for experts, (name, colour, marker) in looks.items():
         totals, layers = zip(*points[experts], strict=True)
