@@ -153,10 +153,8 @@ class PatchStreams(ResidualStreams):
         with recorder.scope("local_encoder"):
             with recorder.apart(recorder.causal):
                 x = self.encoder.flow(recorder, x)
-            patches, vector_axis = (
-                BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size),
-                Axis("vectors", self.vectors),
-            )
+            patches = BytePatchRows(source_rows=x.rows, patch_bytes=self.patch_size)
+            vector_axis = Axis("vectors", self.vectors)
             patch_means = recorder.resampled(x, patches)
             patch_vectors = recorder.linear("patch_proj", patch_means, vector_axis, *x.axes, kind=self.kind)
             patch_vectors = recorder.part(

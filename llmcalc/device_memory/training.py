@@ -288,10 +288,8 @@ class TrainingRun:
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
         offload = Offload(self.graph)
-        self.graph.pack_elsewhere, self.offloaded = (
-            (offload.pack if self.training.offloads_activations else None),
-            offload.moved,
-        )
+        self.graph.pack_elsewhere = offload.pack if self.training.offloads_activations else None
+        self.offloaded = offload.moved
         logits = self.lowering.run(self.program)
         self.graph.pack_elsewhere = None
         self.meter.place = AllocationPlace("forward", path="loss")

@@ -138,12 +138,10 @@ def rank_messages(
     for stage_chunk in stage_chunks:
         placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
         for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
-            process_group, ranks, collective_kind, message_bytes = (
-                collective_message.process_group,
-                collective_message.ranks,
-                collective_message.collective_kind,
-                collective_message.bytes,
-            )
+            process_group = collective_message.process_group
+            ranks = collective_message.ranks
+            collective_kind = collective_message.collective_kind
+            message_bytes = collective_message.bytes
             messages.append(
                 Message(
                     process_group,

@@ -25,11 +25,8 @@ def ask_fit(run_question: RunQuestion, global_batch: int | None = None) -> Repor
 
     run_question.refuse_inputs("fit")
     run_question.require_one_accelerator()
-    layout, hardware, is_training = (
-        run_question.layout,
-        run_question.hardware,
-        run_question.settings.phase == "training",
-    )
+    layout, hardware = run_question.layout, run_question.hardware
+    is_training = run_question.settings.phase == "training"
     run_question = replace(run_question, is_tried=True).in_format_of_tag()
     if hardware is not None and layout.has_options and layout.devices is None:
         raise InputError("--devices: missing; expected the number of accelerators of the layout")

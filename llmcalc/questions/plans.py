@@ -87,21 +87,17 @@ def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequ
         raise refusal_error
 
 
-def untried_frameworks(run: RunQuestion, framework_name: str) -> tuple[str, ...]:
+def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
     """Returns sentences on the usual frameworks that plans try before another one, and that cannot train the run.
 
     framework_name: the framework of the plan.
     """
-    from ..frameworks.registry import frameworks_for_plans
-
     sentences: list[str] = []
-    for framework_record in frameworks_for_plans(run.layout, run.hardware):
+    for framework_record, refusal_error in run_question.frameworks_for_plans():
         if framework_record.name == framework_name:
             break
-        try:
-            framework_record.check(run.with_framework(framework_record).memory_on_one_device(), "")
-        except InputError as error:
-            sentences.append(f"{framework_record.title} is not tried: {str(error).partition(';')[0]}")
+        if refusal_error is not None:
+            sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
     return tuple(sentences)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -70,6 +70,21 @@ class RunQuestion(RunOptions):
         if self.settings.recompute != SELECTIVE:
             return self
         return replace(self, settings=self.settings.with_(recompute=framework_record.selective_recompute))
+
+    def frameworks_for_plans(self) -> Iterator[tuple[Framework, InputError | None]]:
+        """Yields the usual frameworks of plans, each with the reason why it cannot train the run; None if it can.
+
+        Raises `InputError` for an accelerator that trains alone.
+        """
+        from ..frameworks.registry import frameworks_for_plans
+
+        for framework_record in frameworks_for_plans(self.layout, self.hardware):
+            try:
+                framework_record.check(self.with_framework(framework_record).memory_on_one_device(), "")
+            except InputError as error:
+                yield framework_record, error
+            else:
+                yield framework_record, None
 
     def in_format_of_tag(self) -> RunQuestion:
         """Returns the question about weights as a tag of Ollama's library without a format has them.
@@ -463,23 +478,17 @@ def in_words_of_file(
     return ask
 
 
-def _planned_framework(run: RunQuestion, framework_record: Framework) -> Framework | None:
+def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
     """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
-    from ..frameworks.registry import frameworks_for_plans
-
-    if run.settings.phase != "training" or run.layout.devices in (None, 1) or run.layout.framework is not None:
+    layout = run_question.layout
+    if run_question.settings.phase != "training" or layout.devices in (None, 1) or layout.framework is not None:
         return None
     try:
-        planned_frameworks = frameworks_for_plans(run.layout, run.hardware)
+        planned_frameworks = (record for record, error in run_question.frameworks_for_plans() if error is None)
+        planned_framework = next(planned_frameworks, None)
     except InputError:  # of accelerators that train alone
         return None
-    for planned_framework in planned_frameworks:
-        try:
-            planned_framework.check(run.with_framework(planned_framework).memory_on_one_device(), "")
-        except InputError:
-            continue
-        return None if planned_framework is framework_record else planned_framework
-    return None
+    return None if planned_framework is framework_record else planned_framework
 
 
 @in_words_of_file

@@ -135,9 +135,8 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     with suggest_nearest_layouts(*layout_arguments):
         run_memory, framework_record, layout = training_run(run_question)
         check_loss(run_question.settings, framework_record)
-        is_planned_first = (
-            run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
-        )  # as `cost` and `fit`
+        # as `cost` and `fit`
+        is_planned_first = run_question.layout.is_undivided and (run_question.layout.devices or 1) > 1
         fastest_layout_plan = _fastest_fitting_layout(run_question, options) if is_planned_first else None
         needed_bytes, chosen_options = 0, ""
         try:
@@ -291,9 +290,9 @@ def _with_fewest_options(
     """
     if not layout_plan.plan.feasible:
         return layout_plan
-    candidate = layout_plan.plan.feasible[0]
-    layout_fields = [field for field in added_options(run_question, layout_plan) if field != "recompute"]
-    for option_count in range(1, len(added_options(run_question, layout_plan))):
+    candidate, options = layout_plan.plan.feasible[0], added_options(run_question, layout_plan)
+    layout_fields = [field for field in options if field != "recompute"]
+    for option_count in range(1, len(options)):
         fitting_plans = []
         for may_recompute in (False, True):
             for fields in combinations(layout_fields, option_count - may_recompute):

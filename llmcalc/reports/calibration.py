@@ -44,11 +44,9 @@ def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
 
 
 def _calibration_notes(calibration: Calibration) -> list[str]:
-    errors_before, errors_after, errors_left_out = (
-        calibration.errors_without_fit,
-        calibration.errors_with_fit,
-        calibration.left_out_errors,
-    )
+    errors_before = calibration.errors_without_fit
+    errors_after = calibration.errors_with_fit
+    errors_left_out = calibration.left_out_errors
     error_texts = ", ".join(
         f"{units.percent(errors.median_error, 0)} {moment_text}"
         for errors, moment_text in (

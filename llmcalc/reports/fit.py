@@ -206,12 +206,10 @@ def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
 
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
-    layout_plan, accelerator_fit, best_layout, memory_use = (
-        fit_answer.layout_plan,
-        fit_answer.fit,
-        fit_answer.best,
-        fit_answer.memory.states,
-    )
+    layout_plan = fit_answer.layout_plan
+    accelerator_fit = fit_answer.fit
+    best_layout = fit_answer.best
+    memory_use = fit_answer.memory.states
     table_rows = [Row(["fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices])]
     if accelerator_fit.verdict == "fits":
         table_rows += [

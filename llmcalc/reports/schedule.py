@@ -66,10 +66,8 @@ def costs_text(timetable: Timetable) -> str:
 
 def in_flight_text(in_flight: InFlightCounts, model_chunk: int) -> str:
     """Writes micro-batches in flight: `4`, or `1 + 3` if three wait only for the backward pass of the weights."""
-    awaiting_backward, awaiting_weights = (
-        in_flight.awaiting_backward[model_chunk],
-        in_flight.awaiting_weights[model_chunk],
-    )
+    awaiting_backward = in_flight.awaiting_backward[model_chunk]
+    awaiting_weights = in_flight.awaiting_weights[model_chunk]
     return f"{awaiting_backward} + {awaiting_weights}" if awaiting_weights else str(awaiting_backward)
 
 

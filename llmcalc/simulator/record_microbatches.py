@@ -310,12 +310,10 @@ class TraceReader:
     def _trace_of_pass(self, recorded_pass: RecordedPass) -> PassTrace:  # noqa: PLR0915
         """Returns the trace of one pass. Its loop calls no method, because an answer reads a million events."""
         current_place = self._start_place(recorded_pass)
-        bytes_of_storages, memory_kinds, allocating_passes, pass_id = (
-            self.sizes,
-            self.kinds,
-            self.origins,
-            recorded_pass.pass_id,
-        )
+        bytes_of_storages = self.sizes
+        memory_kinds = self.kinds
+        allocating_passes = self.origins
+        pass_id = recorded_pass.pass_id
         pass_trace, storage_numbers = PassTrace(start_place=current_place), dict[int, int]()
         allocator_steps, storage_releases = pass_trace.allocator_steps, pass_trace.releases_of_other_passes
         bytes_by_kind: dict[str, int] = {}
@@ -383,11 +381,9 @@ class TraceReader:
         if is_rising:
             peaks[current_place] = place_peak, bytes_by_kind.copy()
         pass_trace.ends_at_peak, pass_trace.end_place = is_rising, current_place
-        pass_trace.storage_count, pass_trace.final_bytes, pass_trace.bytes_by_kind = (
-            len(storage_numbers),
-            live_bytes,
-            bytes_by_kind,
-        )
+        pass_trace.storage_count = len(storage_numbers)
+        pass_trace.final_bytes = live_bytes
+        pass_trace.bytes_by_kind = bytes_by_kind
         pass_trace.peak_bytes = pass_peak
         if kinds_at_first_release is None:
             kinds_at_first_release = bytes_by_kind.copy()

@@ -64,10 +64,8 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
-        requested_bytes, slop = (
-            max(run_overhead.requested_bytes for run_overhead in run_overheads),
-            max(run_overhead.slop for run_overhead in run_overheads),
-        )
+        requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
+        slop = max(run_overhead.slop for run_overhead in run_overheads)
         reserved_bytes = max(
             overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
         )

@@ -199,19 +199,24 @@ def memory_only_hardware(hardware_argument: str) -> Hardware | None:
 
 
 @cache
-def _machine_table() -> dict[str, dict[str, int]]:
-    """Returns the contents of `machines.toml`: accelerator → machine type → count."""
-    return tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
+def machines() -> dict[str, tuple[str, int]]:
+    """Returns the contents of `machines.toml`: machine type → its accelerator and the number of them."""
+    machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
+    return {
+        machine_type: (hardware_name, count)
+        for hardware_name, counts_by_type in machine_table.items()
+        for machine_type, count in counts_by_type.items()
+    }
 
 
 @cache
-def machines() -> dict[str, tuple[str, int]]:
-    """Returns machine type, normalized → its accelerator and the number of them."""
-    return {
-        normalized(machine_type): (hardware_name, count)
-        for hardware_name, counts_by_type in _machine_table().items()
-        for machine_type, count in counts_by_type.items()
-    }
+def _machines_by_normalized_type() -> dict[str, tuple[str, int]]:
+    return {normalized(machine_type): machine for machine_type, machine in machines().items()}
+
+
+@cache
+def _accelerators_by_family() -> dict[str, str]:
+    return {_machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machines().items()}
 
 
 def _machine_family(machine_type: str) -> str:
@@ -223,15 +228,14 @@ def _machine_family(machine_type: str) -> str:
 
 
 def accelerator_of_machine_family(machine_type: str) -> str:
-    """Returns the accelerator of another size of a known machine; empty where the family is unknown."""
-    table = _machine_table()
-    accelerators = {_machine_family(known_type): name for name, types in table.items() for known_type in types}
-    return accelerators.get(_machine_family(machine_type), "")
+    """Returns the accelerator of any size of a known machine; empty where the family is unknown."""
+    return _accelerators_by_family().get(_machine_family(machine_type), "")
 
 
 def accelerator_of_machine(machine_type: str) -> tuple[str, int] | None:
     """Returns the accelerator of a cloud's machine, such as `g5.12xlarge`, and the number of them; None if unknown."""
-    return machines().get(normalized(machine_type.removeprefix("ml.")))  # as SageMaker names it
+    # SageMaker writes "ml." before the type
+    return _machines_by_normalized_type().get(normalized(machine_type.removeprefix("ml.")))
 
 
 def _hardware_by_name(typed_name: str) -> Hardware:

@@ -131,7 +131,7 @@ def litgpt_run(row: Row) -> TrainingConfig:
             frozenset({"q_proj", "v_proj"}),
             dropout=True,
             dtype=BFLOAT16,
-            base_storage=quantised,  # type: ignore[arg-type]
+            base_storage=quantised,
             library="litgpt",
             quantized_head=True,
             bitsandbytes="0.41.1",

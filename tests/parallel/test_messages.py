@@ -199,10 +199,12 @@ def test_a_stage_sends_its_part_of_the_tokens() -> None:
 def test_tied_heads_sum_the_gradient_of_the_embedding_over_both_ends() -> None:
     spec = LLAMA_OF_8.model_copy(update={"tie_word_embeddings": True})
     layout = Layout(pp=4, tp=2)
-    of_ranks = [communication(spec, layout, MICRO_BATCH, rank=layout.rank(pp=pp)) for pp in range(4)]
-    found = [[message for message in messages if message.process_group == "embedding"] for messages in of_ranks]
-    each = [Message("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
-    assert found == [each, [], [], each]
+    messages_by_rank = [communication(spec, layout, MICRO_BATCH, rank=layout.rank(pp=pp)) for pp in range(4)]
+    embedding_messages = [
+        [message for message in messages if message.process_group == "embedding"] for messages in messages_by_rank
+    ]
+    expected_messages = [Message("embedding", 2, "all_reduce", VOCAB // 2 * HIDDEN * 4, 1)]
+    assert embedding_messages == [expected_messages, [], [], expected_messages]
     assert not [
         message for message in communication(LLAMA_OF_8, layout, MICRO_BATCH) if message.process_group == "embedding"
     ]

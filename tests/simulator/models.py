@@ -176,7 +176,7 @@ def result(
 ) -> torch.Tensor:
     """The loss; of a model without a language-model head, its output."""
     with_mtp = MTP.name in include
-    made = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.expert_capacity)
-    out, ahead = made if with_mtp else (made, [])
-    del made
+    model_output = module(ids, source, with_mtp=with_mtp, grouped_experts=True, expert_capacity=choices.expert_capacity)
+    out, ahead = model_output if with_mtp else (model_output, [])
+    del model_output
     return kernel_variants.loss_of(module, choices, out, ids, ahead) if spec.head.type == "lm" else out

@@ -126,17 +126,17 @@ def test_with_checkpoints_the_embedding_wants_a_gradient(number: int, mode: str)
 @pytest.mark.parametrize("number", [0, 2])
 def test_trained_copies_beside_frozen_originals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`modules_to_save`: what runs is the copy, which is trained; the original lies beside it."""
-    how = Adapters(3, frozenset({"q_proj"}), copied_modules=frozenset({"embed_tokens", "lm_head"}))
+    adapters = Adapters(3, frozenset({"q_proj"}), copied_modules=frozenset({"embed_tokens", "lm_head"}))
     freeze = kernel_variants.attach_adapters
 
-    def with_copies(module: nn.Module, how: Adapters, device: str = "cpu") -> None:
-        freeze(module, how, device)
+    def with_copies(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
+        freeze(module, adapters, device)
         for copied in ("embed_tokens", "lm_head"):
             module.get_submodule(copied).requires_grad_(True)
 
     monkeypatch.setattr(kernel_variants, "attach_adapters", with_copies)
-    held = without_values(spec(number), adapters=how)
-    assert held._replace(saved=0) == by_torch(spec(number), adapters=how)._replace(saved=0)
+    live_bytes = without_values(spec(number), adapters=adapters)
+    assert live_bytes._replace(saved=0) == by_torch(spec(number), adapters=adapters)._replace(saved=0)
 
 
 @compares(lambda number, **_: of_run(spec(number), KernelChoices(cross_entropy="split")))
@@ -348,8 +348,8 @@ def test_compiled_layers_compute_a_gated_activation_again() -> None:
 def test_adamw_before_torch_2_1_makes_two_temporaries(version: str, copies: int) -> None:
     """pytorch#104898: the denominators were a second copy beside the square roots."""
     model = spec(2)
-    found = replay(model, TrainingConfig(2, 7, torch_version=version))
-    held = found.final_bytes + 2 * llmcalc.params(model).total  # the gradients
-    (step,) = [peak.bytes for place, peak in found.peaks.items() if place.phase == "step"]
-    assert step == held + copies * 2 * llmcalc.params(model).total
+    replay_result = replay(model, TrainingConfig(2, 7, torch_version=version))
+    kept_bytes = replay_result.final_bytes + 2 * llmcalc.params(model).total  # the gradients
+    (step,) = [peak.bytes for place, peak in replay_result.peaks.items() if place.phase == "step"]
+    assert step == kept_bytes + copies * 2 * llmcalc.params(model).total
     assert torch.__version__ >= "2.1"

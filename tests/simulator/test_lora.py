@@ -96,7 +96,7 @@ def test_a_mamba_layer_of_jamba_calls_its_projection_of_steps_where_weights_are_
     jamba = llmcalc.load("jamba-v0.1?num_hidden_layers=2").model
     stored = {}
     for base in ("none", "nf4"):
-        run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base_storage=base))  # type: ignore[arg-type]
+        run = TrainingConfig(batch=1, seq=64, adapters=Adapters(4, frozenset({"in_proj"}), base_storage=base))
         stored[base] = replay(jamba, run).final_bytes
     assert stored["nf4"] < stored["none"]
     with pytest.raises(UnsupportedKernel, match="reads this weight itself; expected --lora-targets without it"):

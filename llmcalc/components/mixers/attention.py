@@ -748,12 +748,10 @@ def _reference_class() -> type[nn.Module]:
 
         def _mask_and_bias(self, x: Tensor, k: Tensor, pass_state: PassState) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
-            query_count, keys, end_position, spec = (
-                x.shape[1],
-                k.shape[-2],
-                pass_state.past_tokens + x.shape[1],
-                self.spec,
-            )
+            query_count = x.shape[1]
+            keys = k.shape[-2]
+            end_position = pass_state.past_tokens + x.shape[1]
+            spec = self.spec
             mask = attention_mask(
                 pass_state,
                 x,

@@ -169,10 +169,8 @@ def _reference_class() -> type[nn.Module]:
                 self.q_norm(self.q_proj(x).unflatten(-1, (spec.index_n_heads, -1)).transpose(1, 2)), pass_state
             )
             (k,) = self.cache(pass_state, self._rotate(self.k_norm(self.k_proj(x)), pass_state))
-            positions, keys = (
-                pass_state.positions(pass_state.past_tokens, end_position, x.device),
-                pass_state.positions(0, end_position, x.device),
-            )
+            positions = pass_state.positions(pass_state.past_tokens, end_position, x.device)
+            keys = pass_state.positions(0, end_position, x.device)
             scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
             block_count = -(-end_position // spec.index_block_size)
             scores = nn.functional.pad(

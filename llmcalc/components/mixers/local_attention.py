@@ -84,10 +84,8 @@ class LocalAttention(MultiHeadMixer):
         kv_input = x
         if self.global_block_size is not None:
             global_block = self.global_block_size
-            sum_op, sum_rows = (
-                ops.BlockSumMatmul(x.width, global_block, x.rows),
-                BlockRows(source_rows=x.rows, block_rows=global_block),
-            )
+            sum_op = ops.BlockSumMatmul(x.width, global_block, x.rows)
+            sum_rows = BlockRows(source_rows=x.rows, block_rows=global_block)
             block_sums = recorder.core("sums", sum_op, x, axes=x.axes, rows=sum_rows)
             recorder.hold(summed=block_sums)
             block_sums = (

@@ -208,10 +208,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             )
             keys, values = self.cache(pass_state, k, v)
             key_count, end_position = q.shape[2], keys.shape[2]
-            queries, all_keys = (
-                pass_state.positions(end_position - key_count, end_position, x.device),
-                pass_state.positions(0, end_position, x.device),
-            )
+            queries = pass_state.positions(end_position - key_count, end_position, x.device)
+            all_keys = pass_state.positions(0, end_position, x.device)
             distance = queries[:, None] - all_keys
             distance_index = self._distance_bucket(distance.clamp(min=0)).expand(*q.shape[:2], -1, -1)
             stream_outputs = [self.core(q, keys, values, distance >= 0, main_scores.gather(-1, distance_index))]

@@ -452,12 +452,10 @@ def _reference_class() -> type[nn.Module]:
         def _entries_and_mask(
             self, x: Tensor, compressed_query: Tensor, pass_state: PassState
         ) -> tuple[Tensor, Tensor]:
-            spec, end_position, pass_memo, latent = (
-                self.spec,
-                pass_state.past_tokens + x.shape[1],
-                pass_state.shared_values,
-                None,
-            )
+            spec = self.spec
+            end_position = pass_state.past_tokens + x.shape[1]
+            pass_memo = pass_state.shared_values
+            latent = None
             if not spec.entries_shared:
                 latent, pass_memo["entries"] = self.compressor(x, pass_state)
             kv_entries: Tensor = pass_memo["entries"]

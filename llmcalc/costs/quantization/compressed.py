@@ -184,11 +184,9 @@ def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tupl
 
 def _fp8_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:
     """Returns the format of fp8 weights, and the element type's name."""
-    weight_fields, scale_strategy, is_microscaling = (
-        weights.weight_table,
-        weights.scale_strategy,
-        weights.layout == "mxfp8-quantized",
-    )
+    weight_fields = weights.weight_table
+    scale_strategy = weights.scale_strategy
+    is_microscaling = weights.layout == "mxfp8-quantized"
     weight_fields.check_choice("num_bits", weights.bits, 8)
     weight_fields.check_choice("symmetric", weights.symmetric, True)
     weight_fields.check_choice("strategy", scale_strategy, "tensor", "channel", "block", "group")

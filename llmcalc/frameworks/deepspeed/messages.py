@@ -22,11 +22,9 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage, replica_group, element_bytes = (
-        replicated_weights.layout.zero,
-        replicated_weights.replica_group,
-        replicated_weights.element_bytes,
-    )
+    stage = replicated_weights.layout.zero
+    replica_group = replicated_weights.replica_group
+    element_bytes = replicated_weights.element_bytes
     if not stage:
         for bucket_elements in _bucket_sizes(replicated_weights.elements):
             yield replica_group.message("all_reduce", bucket_elements * element_bytes, 1)

@@ -17,11 +17,9 @@ from .training import torchtitan_training
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     """Returns the memory estimate of FSDP2 ranks. Shards are master weights; gradients have the same format."""
-    memory_use, parameter_count, training_config = (
-        memory_estimate.states,
-        memory_estimate.states.parameter_count.total,
-        memory_estimate.training(),
-    )
+    memory_use = memory_estimate.states
+    parameter_count = memory_estimate.states.parameter_count.total
+    training_config = memory_estimate.training()
     parameter_bytes = bytes_per_parameter(memory_estimate)
     if memory_use.has_master:
         master_weight_bytes, optimizer_states = (

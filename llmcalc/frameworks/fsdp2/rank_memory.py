@@ -185,16 +185,12 @@ class CountedRank:
 
 def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> CountedRank:
     """Records a rank without a pipeline, and counts the rank's tensors."""
-    spec, layout, rank, fsdp_settings = (
-        sharded_setup.spec,
-        sharded_setup.layout,
-        sharded_setup.rank,
-        sharded_setup.fsdp_settings,
-    )
-    rank_sharding, effort_before = (
-        sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings),
-        EFFORT.units,
-    )
+    spec = sharded_setup.spec
+    layout = sharded_setup.layout
+    rank = sharded_setup.rank
+    fsdp_settings = sharded_setup.fsdp_settings
+    rank_sharding = sharding_of_rank(sharded_setup.training_config, layout, rank, fsdp_settings)
+    effort_before = EFFORT.units
     program = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     context_ring = context_parallel_ring(layout, rank)
     rank_training = replace(
@@ -230,10 +226,8 @@ def _count_rank(sharded_setup: ShardedSetup, cuda_runtime: CudaRuntime) -> Count
 
 def host_terms(sharded_setup: ShardedSetup) -> tuple[MemoryTerm, ...]:
     """Returns the named parts of a rank's host memory in bytes: pinned shards, gradients, optimizer states."""
-    model_stacks, optimizer_record = (
-        layer_stacks(sharded_setup.spec),
-        optimizer(sharded_setup.training_config.optimizer),
-    )
+    model_stacks = layer_stacks(sharded_setup.spec)
+    optimizer_record = optimizer(sharded_setup.training_config.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
     for layer, parameter_group in _run_of_few_layers(sharded_setup).lowering.groups.items():
         represented_layers = _represented_layer_count(layer, model_stacks)
@@ -406,12 +400,10 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
 
 def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
-    spec, training, layout, rank = (
-        sharded_setup.spec,
-        sharded_setup.training_config,
-        sharded_setup.layout,
-        sharded_setup.rank,
-    )
+    spec = sharded_setup.spec
+    training = sharded_setup.training_config
+    layout = sharded_setup.layout
+    rank = sharded_setup.rank
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
     layers_per_stack = {
         i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS)

@@ -31,10 +31,8 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
         trained_fraction * part_bytes for part_bytes in optimizer_bytes(memory_estimate.settings)
     )
     parameter_bytes = BytesPerParameter(2, gradient_bytes, state_bytes)
-    included_parts, context_bytes = (
-        memory_estimate.states.parameter_count.include,
-        memory_estimate.cuda_runtime.context_bytes,
-    )
+    included_parts = memory_estimate.states.parameter_count.include
+    context_bytes = memory_estimate.cuda_runtime.context_bytes
     return PeakEstimate(
         memory_estimate.spec, parameter_bytes, partial(measure_passes, memory_estimate), included_parts, context_bytes
     )

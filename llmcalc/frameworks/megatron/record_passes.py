@@ -93,8 +93,6 @@ class MicroBatchesInFlight:
     def backward(self, model_chunk: ModelChunk) -> None:
         """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if model_chunk.is_last else self.run.receive_gradient()
-        chunk_input, forward_output = (
-            self.inputs[model_chunk.chunk_index].pop(0),
-            self.outputs[model_chunk.chunk_index].pop(0),
-        )
+        chunk_input = self.inputs[model_chunk.chunk_index].pop(0)
+        forward_output = self.outputs[model_chunk.chunk_index].pop(0)
         self.run.backward(chunk_input, forward_output, gradient)

@@ -110,7 +110,8 @@ class ModelChunk(TrainingRun):
 
     def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
-        output_tensor, pass_in_flight.pass_output = pass_in_flight.pass_output, None  # type: ignore[assignment]
+        output_tensor = pass_in_flight.pass_output
+        del pass_in_flight.pass_output
         if self.stage.has_head:
             self._run_backward([], partial(self.backward, output_tensor))
         else:

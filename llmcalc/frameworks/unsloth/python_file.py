@@ -283,10 +283,8 @@ def _adapter_settings(reader: LaunchReader, model: Mapping[str, Any], peft_value
     for argument_name in SWITCHED_OFF:
         if peft_values.get(argument_name) is False:
             reader.unknown[argument_name] = "adapters of all linear layers of the language model are counted"
-    target_names, saved_names = (
-        reader.value(peft_values, "target_modules", list(TARGETS)),
-        peft_values.get("modules_to_save"),
-    )
+    target_names = reader.value(peft_values, "target_modules", list(TARGETS))
+    saved_names = peft_values.get("modules_to_save")
     if isinstance(target_names, list) and isinstance(saved_names or [], list):
         saved_names = [*(saved_names or []), *(name for name in target_names if name in TRAINED_IN_FULL)]
         target_names = [name for name in target_names if name not in TRAINED_IN_FULL]

@@ -174,17 +174,13 @@ def encoder_run(
             1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, most_images)
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
-    tokens, image_patches = (
-        largest_image.tokens - timestamp_tokens,
-        largest_image.parts * largest_image.rows * largest_image.columns,
-    )
+    tokens = largest_image.tokens - timestamp_tokens
+    image_patches = largest_image.parts * largest_image.rows * largest_image.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
-        images_per_input, tokens, timestamp_tokens = (
-            encoder_request.videos_as_images.frames,
-            encoder_request.videos_as_images.frame_tokens,
-            encoder_request.videos_as_images.marks,
-        )
+        images_per_input = encoder_request.videos_as_images.frames
+        tokens = encoder_request.videos_as_images.frame_tokens
+        timestamp_tokens = encoder_request.videos_as_images.marks
     tokens, tokens_with_timestamps = (
         images_per_input * tokens,
         images_per_input * (tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),

@@ -47,9 +47,11 @@ def under_deepspeed() -> Iterator[Row]:
 
 def training(row: Row) -> TrainingConfig:
     """The run without autocast: the engine casts the model to bf16, and its loss reads logits in bf16."""
-    how = qwen_run(row)
-    how = replace(how, autocast=False, kernel_choices=replace(how.kernel_choices, logits_dtype="bfloat16"))
-    return replace(how, adapters=None) if row["method"] == "Full-parameter" else how
+    training_config = qwen_run(row)
+    training_config = replace(
+        training_config, autocast=False, kernel_choices=replace(training_config.kernel_choices, logits_dtype="bfloat16")
+    )
+    return replace(training_config, adapters=None) if row["method"] == "Full-parameter" else training_config
 
 
 def outcome(row: Row) -> Outcome:

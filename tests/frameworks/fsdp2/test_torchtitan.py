@@ -190,7 +190,7 @@ def test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline(name: str) -> N
     cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
     for stage, reached in {0: run.reached, run.pp - 1: run.last or run.reached}.items():
-        found = cluster.rank_memory(launch.layout.rank(pp=stage), one.cuda_runtime)
-        error = 100 * (found.device.reserved_bytes / measured - 1)
+        rank_memory = cluster.rank_memory(launch.layout.rank(pp=stage), one.cuda_runtime)
+        error = 100 * (rank_memory.device.reserved_bytes / measured - 1)
         print(f"{name}, stage {stage}: segments {error:+.1f} %")
         assert abs(error) <= reached

@@ -137,35 +137,38 @@ def _steps(
     training: TrainingConfig,
     schedule_settings: ScheduleSettings,
     schedule: Any,
-    own: Any,
+    own_stages: Any,
     parts: Any,
     updates: Any,
     watch: Any,
 ) -> list[int]:
-    found = [watch.now]
-    last, counts = own[-1].has_head, 0
+    step_bytes = [watch.now]
+    last, counts = own_stages[-1].has_head, 0
     for _ in range(STEPS):
         whole = token_ids(spec, training.batch * training.microbatches, training.seq, "cpu")
         watch.restart()
-        given = (whole,) if own[0].has_embedding else ()
+        stage_arguments = (whole,) if own_stages[0].has_embedding else ()
         losses: list[Any] = []
         schedule.step(
-            *given, target=whole if last else None, losses=losses, return_outputs=schedule_settings.returns_outputs
+            *stage_arguments,
+            target=whole if last else None,
+            losses=losses,
+            return_outputs=schedule_settings.returns_outputs,
         )
-        del losses, given
-        found += [watch.peak - counts, watch.now - counts]
+        del losses, stage_arguments
+        step_bytes += [watch.peak - counts, watch.now - counts]
         watch.restart()
-        for one in updates:
-            one.step()
-        counts = STEP_COUNT * sum("step" in state for one in updates for state in one.state.values())
-        found.append(watch.peak - counts)
+        for optimizer in updates:
+            optimizer.step()
+        counts = STEP_COUNT * sum("step" in state for optimizer in updates for state in optimizer.state.values())
+        step_bytes.append(watch.peak - counts)
         for part in parts:
             part.zero_grad(set_to_none=True)
-        found.append(watch.now - counts)
-    return found
+        step_bytes.append(watch.now - counts)
+    return step_bytes
 
 
-def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: Any, own: Any, parts: Any) -> Any:
+def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: Any, own_stages: Any, parts: Any) -> Any:
     group, count = mesh["pp"].get_group(), layout.pp * layout.vpp
     hidden = torch.empty(
         training.batch,
@@ -193,7 +196,7 @@ def _schedule(spec: ModelSpec, training: TrainingConfig, layout: Layout, mesh: A
             output_args=logits if one.has_head else hidden,
             group=group,
         )
-        for one, part in zip(own, parts, strict=True)
+        for one, part in zip(own_stages, parts, strict=True)
     ]
     several = effective_schedule(layout) == "interleaved"
     schedule: Any

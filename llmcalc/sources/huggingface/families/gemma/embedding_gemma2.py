@@ -42,10 +42,8 @@ def _read_embedding_gemma2(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    ffn, width_per_layer = (
-        glu(config, activation_field="hidden_activation"),
-        config.integer("hidden_size_per_layer_input"),
-    )
+    ffn = glu(config, activation_field="hidden_activation")
+    width_per_layer = config.integer("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
         "attention": mixer,
