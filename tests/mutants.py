@@ -111,8 +111,8 @@ MUTANTS = (
     ),
     Mutant(
         "parallel/messages.py",
-        "collective_message.repetitions * stage_chunk.micro_batches",
-        "collective_message.repetitions",
+        "collective.repetitions * stage_chunk.micro_batches",
+        "collective.repetitions",
     ),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shard_count, BUCKET,", "math.lcm(BUCKET,"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar, get_args
@@ -284,18 +284,17 @@ def adapters_of_targets(
     layer_names = linear_layer_names(node_tree, included_parts, adapters.is_parallel)
     layers_of_class = class_layers(node_tree, included_parts, module_names)
     joined_projections = joined_layers(target_projections or (), layers_of_class) if joins_as_class else frozenset()
+    requested_targets = _default_targets(joined_projections) if target_projections is None else target_projections
+    target_names, unknown_targets = split_targets(requested_targets, layer_names, layers_of_class)
     missing_targets: list[str] = []
     if target_projections is None:
-        default_targets = _default_targets(joined_projections)
-        missing_targets = split_targets(default_targets, layer_names, layers_of_class)[1]
-        target_projections = [target_name for target_name in default_targets if target_name not in missing_targets]
-        if not target_projections:
+        missing_targets, unknown_targets = unknown_targets, []
+        if not target_names:
             raise InputError(
                 f"--lora-targets: missing; the model has no {' and no '.join(missing_targets)}, which would have "
                 f"adapters by default; add --lora-targets {ALL_LINEAR}, or some of {', '.join(layer_names)}"
             )
-    target_names, unknown_targets = split_targets(target_projections, layer_names, layers_of_class)
-    if list(target_projections) == [ALL_LINEAR]:
+    elif list(target_projections) == [ALL_LINEAR]:
         target_names, unknown_targets = list(layer_names), []
     for target_name in unknown_targets:
         names_in_class = {layer.projection: layer.layer for layer in joined_projections}
@@ -304,16 +303,7 @@ def adapters_of_targets(
             f"--lora-targets {target_name}: no linear layer has that name; expected some of {', '.join(known_names)}, "
             f"or {ALL_LINEAR}.{suggest(target_name, known_names)}"
         )
-    adapted_layers = [
-        node_position
-        for node_position, _ in linear_layers(node_tree, included_parts)
-        if node_position.node.name in target_names
-    ]
-    if adapted_layers and all(map(is_read_by_scan, adapted_layers)):
-        raise InputError(
-            f"--lora-targets {', '.join(target_names)}: the kernel of the scan reads that weight itself, so that no "
-            "adapter has a gradient; expected further layers, such as in_proj"
-        )
+    _check_gradients(node_tree, target_names, included_parts)
     _check_joined_targets(node_tree, adapters, target_names, included_parts)
     _check_copied_modules(node_tree, adapters)
     return replace(
@@ -352,6 +342,17 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
         raise InputError("--use-dora with --lora-experts: PEFT has no DoRA of experts; expected one of them")
     if adapters.base_format == "int8":
         raise InputError("--use-dora with --base int8: not modelled together; expected --base nf4, nf4-dq or none")
+
+
+def _check_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
+    """Raises `InputError` if the kernel of a scan reads the weights of all adapted layers itself."""
+    linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
+    adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
+    if adapted_layers and all(map(is_read_by_scan, adapted_layers)):
+        raise InputError(
+            f"--lora-targets {', '.join(target_names)}: the kernel of the scan reads that weight itself, so that no "
+            "adapter has a gradient; expected further layers, such as in_proj"
+        )
 
 
 def _check_joined_targets(

@@ -134,21 +134,18 @@ def rank_messages(
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
+    placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
-        placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
-        for collective_message in _program_collectives(stage_chunk.program, run_config, *placement_options):
-            process_group = collective_message.process_group
-            ranks = collective_message.ranks
-            collective_kind = collective_message.collective_kind
-            message_bytes = collective_message.bytes
+        for collective in _program_collectives(stage_chunk.program, run_config, *placement_options):
+            repetitions = collective.repetitions * stage_chunk.micro_batches
             messages.append(
                 Message(
-                    process_group,
-                    ranks,
-                    collective_kind,
-                    message_bytes,
-                    collective_message.repetitions * stage_chunk.micro_batches,
+                    collective.process_group,
+                    collective.ranks,
+                    collective.collective_kind,
+                    collective.bytes,
+                    repetitions,
                 )
             )
         messages += _loss_messages(layout, stage_chunk, run_config)

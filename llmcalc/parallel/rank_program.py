@@ -263,9 +263,8 @@ class RankFlow(Flow):
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         shard_degrees: dict[str, int] = {}
         for recorded_value in (*ins, *outputs):
-            if recorded_value.view_source is not None and is_divided(recorded_value.axes) != is_divided(
-                recorded_value.storage.axes
-            ):
+            is_view = recorded_value.view_source is not None
+            if is_view and is_divided(recorded_value.axes) != is_divided(recorded_value.storage.axes):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
             for axis in axes_with_concatenated_parts(recorded_value.axes):
                 shard_degree = axis.degree if isinstance(axis, AxisShard) else 1

@@ -499,9 +499,9 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
-    run_question = (
-        run_question if draft_preset is None else _with_draft_model(run_question, draft_preset)
-    ).in_format_of_tag()
+    if draft_preset is not None:
+        run_question = _with_draft_model(run_question, draft_preset)
+    run_question = run_question.in_format_of_tag()
     layout, launched_run = run_question.layout, run_question.launch
     answer_fields: dict[str, Any] = {
         "preset": run_question.preset,

@@ -117,7 +117,7 @@ def report(
     launched_run: the file that starts the run; default None.
     planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
     rollout: the phases of reinforcement learning on one device; default none.
-    planned_framework: as in `RanksUse`.
+    planned_framework: as in `RanksMemoryAnswer`.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = rank_memory.states

@@ -305,9 +305,8 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
     differs_by_phase = any(
         bytes_by_kind.get("optimizer") != bytes_by_phase[0].get("optimizer") for bytes_by_kind in bytes_by_phase
     )
-    if (
-        optimizer_state is None or optimizer_state.paged_bytes or differs_by_phase
-    ):  # paged states are beside torch's tensors
+    # paged states are beside torch's tensors
+    if optimizer_state is None or optimizer_state.paged_bytes or differs_by_phase:
         return []
     optimizer_parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
     optimizer_parts += [

@@ -178,7 +178,8 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
 def _subtitle_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
     ttft_text = "likely TTFT of a burst" if latency_limits.rate is None else "likely TTFT of spread arrivals"
-    ttft_text = ttft_text if serve_study.trace is None else "TTFT of nine of ten"
+    if serve_study.trace is not None:
+        ttft_text = "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = serve_study.requests.cached_tokens

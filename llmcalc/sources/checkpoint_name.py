@@ -253,22 +253,22 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     """
     checkpoint = known_checkpoint(hub_id)
     model, quantization = checkpoint if checkpoint is not None else (known_model(hub_id), "")
-    modules_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
-    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not modules_in_16_bits):
+    is_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
+    if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not is_in_16_bits):
         return None
     stored = sixteen_bit_layers_config(hub_id, model.name, quantization)
     quantization_table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
     leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
     if stored is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
         formats += " in every linear layer, of which publishers leave some out"
-    if modules_in_16_bits:
+    if is_in_16_bits:
         formats = "16 bits"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
         f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
     description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
-    if modules_in_16_bits:
+    if is_in_16_bits:
         description.pop("quantization_config", None)
         description["dtype"] = "bfloat16"
     if quantization_table is not None:

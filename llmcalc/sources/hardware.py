@@ -243,12 +243,13 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     if hardware is not None:
         return hardware
     if machine := accelerator_of_machine(typed_name):
-        hardware = load_hardware(machine[0])
-        if machine[1] == 1:
+        hardware_name, count = machine
+        hardware = load_hardware(hardware_name)
+        if count == 1:
             return hardware
         raise InputError(
-            f"--hardware: {typed_name}: a machine with {machine[1]} x {hardware.title}; expected {hardware.name}, and "
-            f"--devices {machine[1]} a machine"
+            f"--hardware: {typed_name}: a machine with {count} x {hardware.title}; expected {hardware.name}, and "
+            f"--devices {count} a machine"
         )
     if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
         raise InputError(

@@ -331,7 +331,7 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
                 quantization_scheme in SCHEMES_OF_WHOLE_GROUPS
                 and "round" not in last_segment.lower()  # AutoRound fills the last group
                 and not (
-                    _has_undivided_norm_groups(preset)
+                    _has_whole_column_groups(preset)
                     and _has_usual_group_size(checkpoint_name, preset, quantization_scheme)
                 )
             ):
@@ -349,7 +349,7 @@ def _is_in_fp8(published_table: dict[str, Any]) -> bool:
     return published_table.get("quant_method") == "fp8" and published_table.get("expert_dtype", "fp8") == "fp8"
 
 
-def _has_undivided_norm_groups(preset: Preset) -> bool:
+def _has_whole_column_groups(preset: Preset) -> bool:
     """Whether groups of 128 columns divide the inputs of every down projection, of width `intermediate_size`."""
     networks = [preset.model.model_dump(mode="json", include={"encoder", "decoder"})]
     for network in networks:

@@ -51,16 +51,14 @@ def runs_llama_cpp(hardware: Hardware) -> bool:
 
 def has_gguf_weights(model_memory: Memory) -> bool:
     """Whether the weights come from a GGUF file, the format of llama.cpp."""
-    return model_memory.states.quantized_size is not None and isinstance(
-        model_memory.states.quantized_size.scheme, GGUFMix
-    )
+    quantized_size = model_memory.states.quantized_size
+    return quantized_size is not None and isinstance(quantized_size.scheme, GGUFMix)
 
 
 def has_mlx_weights(model_memory: Memory) -> bool:
     """Whether the weights are in a format of MLX."""
-    return model_memory.states.quantized_size is not None and isinstance(
-        model_memory.states.quantized_size.scheme, MLXScheme
-    )
+    quantized_size = model_memory.states.quantized_size
+    return quantized_size is not None and isinstance(quantized_size.scheme, MLXScheme)
 
 
 def time_decoded_token(

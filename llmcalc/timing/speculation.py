@@ -77,7 +77,7 @@ class Speculation:
         self, spec: ModelSpec, device: Device, time_stack: TimeStack, batch: Number, cached_tokens: Number,
         layout: Layout, number_formats: NumberFormats,
     ) -> float:  # fmt: skip
-        """Returns the seconds in which a step's tokens are drafted. spec, formats: of the target model."""
+        """Returns the seconds in which a step's tokens are drafted. spec, number_formats: of the target model."""
         if self.draft_model is not None:
             drafted_tokens, draft_passes = (self.drafted_tokens, 1) if self.drafts_a_block else (1, self.drafted_tokens)
             draft_pass = rank_pass(time_stack, _draft_layout(layout), batch, drafted_tokens, cached_tokens, "decode")

@@ -122,27 +122,18 @@ def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
     """
     if norm not in ("fused", "liger") or time_stack.fused:
         return time_stack
-    passes_without_norm, kernels_without_norm = (
-        {verb: figure for verb, figure in figures_by_verb.items() if verb != "norm"}
-        for figures_by_verb in (time_stack.passes, time_stack.kernels)
-    )
-    return time_stack.model_copy(
-        update={"passes": passes_without_norm, "kernels": kernels_without_norm, "fuses_gates": norm == "liger"}
-    )
+    passes = {verb: figure for verb, figure in time_stack.passes.items() if verb != "norm"}
+    kernels = {verb: figure for verb, figure in time_stack.kernels.items() if verb != "norm"}
+    return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
 
-
-PEFT_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
-    "input": (8.0, 16.0),
-    "output": (26.0, 24.0),
-}
-"""Bytes per element that PEFT's adapters in float32 move beside their products, as `TimeStack.adapter_bytes`."""
 
 NARROW_ADAPTER_BYTES: dict[Literal["input", "output"], tuple[float, float]] = {
     "input": (0.0, 6.0),
     "output": (10.0, 4.0),
 }
-"""The same of PEFT's adapters in 16 bits: nothing is cast, the output is scaled (4) and added to the layer's (6), its
-gradient scaled (4), and that of the input added (6) (peft/tuners/lora/layer.py).
+"""Bytes per element that PEFT's adapters in 16 bits move beside their products, as `TimeStack.adapter_bytes`: no cast,
+the output is scaled (4) and added to the layer's (6), its gradient scaled (4), and that of the input added (6)
+(peft/tuners/lora/layer.py).
 """
 
 
@@ -151,7 +142,7 @@ def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
 
     Unchanged too if the stack's adapters are not PEFT's, but in 16 bits anyway.
     """
-    if time_stack.fused or time_stack.adapter_bytes != PEFT_ADAPTER_BYTES:
+    if time_stack.fused or time_stack.adapter_bytes != time_stacks()["fsdp2"].adapter_bytes:
         return time_stack
     return time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 

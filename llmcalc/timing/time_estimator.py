@@ -6,7 +6,7 @@ with an element per layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import comb, inf, prod
@@ -156,7 +156,7 @@ class TimedOperation:
     @property
     def bound(self) -> str:
         """The resource that takes longest: `compute`, `memory`, `network` or `wait` (scalars only)."""
-        return max(("compute", "memory", "network", "wait"), key=lambda resource_name: getattr(self, resource_name))
+        return max(TIME_PARTS, key=lambda resource_name: getattr(self, resource_name))
 
 
 GRAPH_MODULES: dict[str, tuple[str, ...]] = {
@@ -178,12 +178,12 @@ GRAPH_SPLITS = frozenset({"attention", "scores", "scan", "state"})
 `splitting_ops` (vllm/config/compilation.py, `_attention_ops`)."""
 
 
-def _is_captured(kernel: Kernel, captured_modules: Collection[str]) -> bool:
+def _is_captured(kernel: Kernel, captured_modules: tuple[str, ...]) -> bool:
     """Whether a captured CUDA graph of these modules contains the kernel, so that the host does not launch it."""
     if not captured_modules:
         return False
     path_in_layer = f"{kernel.path}.{kernel.verb}.".partition(".")[2]
-    return path_in_layer == "add." or path_in_layer.startswith(_captured_prefixes(tuple(captured_modules)))
+    return path_in_layer == "add." or path_in_layer.startswith(_captured_prefixes(captured_modules))
 
 
 @cache
@@ -240,7 +240,7 @@ class TimedPass:
         )
 
     def layer_launches(
-        self, layer: int, is_backward: bool, kernel_counts: KernelCounts, captured_modules: Collection[str] = ()
+        self, layer: int, is_backward: bool, kernel_counts: KernelCounts, captured_modules: tuple[str, ...] = ()
     ) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer.
 
@@ -252,7 +252,7 @@ class TimedPass:
             if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
         )
 
-    def expert_launches(self, layer: int, is_backward: bool, captured_modules: Collection[str] = ()) -> Number:
+    def expert_launches(self, layer: int, is_backward: bool, captured_modules: tuple[str, ...] = ()) -> Number:
         """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.experts * kernel.launches[is_backward]

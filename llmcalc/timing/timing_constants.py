@@ -107,12 +107,17 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
         for field_name, field_value in base_table.items()
         if field_name not in IDENTITY or field_name == "sources"
     }
+    return {**_merged_figures(inherited_values, named_table), "name": table_name}
+
+
+def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    """Returns figures over those of their base; what is a table in both (`TABLES`) is merged."""
     merged_tables = {
-        field_name: {**inherited_values[field_name], **named_table[field_name]}
+        field_name: {**base_figures[field_name], **figures[field_name]}
         for field_name in TABLES
-        if named_table.get(field_name) and field_name in inherited_values
+        if figures.get(field_name) and field_name in base_figures
     }
-    return {**inherited_values, **named_table, **merged_tables, "name": table_name}
+    return {**base_figures, **figures, **merged_tables}
 
 
 @cache
@@ -330,18 +335,18 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     for setting_name in setting_names:
         setting, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
-        states_exchange = EXCHANGE_FIGURES & setting_table.keys()
-        other_exchange = (
-            f"{combined.name}+{setting.exchange_stack}"
-            if states_exchange
-            else f"{combined.exchange_stack}+{setting_name}"
-        )
+        if not combined.exchange_stack:
+            exchange_stack = ""
+        elif EXCHANGE_FIGURES & setting_table.keys():
+            exchange_stack = f"{combined.name}+{setting.exchange_stack}"
+        else:
+            exchange_stack = f"{combined.exchange_stack}+{setting_name}"
         description_fields = {
             "name": f"{combined.name}+{setting_name}",
             "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
-            "exchange_stack": other_exchange if combined.exchange_stack else "",
+            "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,
         }
-        combined = TimeStack(**{**combined.model_dump(), **setting_figures, **description_fields})
+        combined = TimeStack(**{**_merged_figures(combined.model_dump(), setting_figures), **description_fields})
     return combined

@@ -476,7 +476,7 @@ class WorkRecorder(PlacementTracker):
         assert self.rank_pass.adapters is not None
         weight_elements = input_width * output_width
         if not is_in_16_bits:
-            launches = (1, 1 * has_backward)
+            launches = (1, int(has_backward))
             self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=launches)
         if not self.rank_pass.adapters.base_inputs_are_fp32:
             return

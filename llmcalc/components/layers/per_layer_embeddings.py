@@ -93,9 +93,8 @@ class PerLayerGate(Part):
         """Returns the term to add to x. norm: the layer's norm of the term."""
         vector_axis = Axis("per_layer", self.hidden_size_per_layer_input)
         gate = recorder.act(recorder.linear("gate", x, vector_axis), self.hidden_act)
-        placeholder_vectors = Value(
-            x.rows, (vector_axis,), is_constant=True
-        )  # for a gate that is recorded without its stack
+        # for a gate that is recorded without its stack
+        placeholder_vectors = Value(x.rows, (vector_axis,), is_constant=True)
         # of all layers; each layer reads its own
         layer_vectors: Value = recorder.memo.get("per_layer_embedding", placeholder_vectors)
         gated_vector = recorder.mul(gate, recorder.take(layer_vectors, vector_axis))

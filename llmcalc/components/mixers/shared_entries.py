@@ -356,9 +356,8 @@ def _reference_class() -> type[nn.Module]:
                 return keys, visible_entries, None
             chosen_blocks: Tensor = pass_state.shared_values["candidate blocks"]
             block_size = block_config.candidate_block_size
-            if (
-                pass_state.past_tokens and visible_entries.shape[0] == 1
-            ):  # decoding one token scores only the candidates
+            # decoding one token scores only the candidates
+            if pass_state.past_tokens and visible_entries.shape[0] == 1:
                 token_offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 own_block = (keys.shape[1] - 1) // block_size * block_size

@@ -214,8 +214,8 @@ class Projector(TowerPart):
                 raise ValueError(
                     f"maps.size: {linear_map.size} has no two halves; expected an even number where a map is gated"
                 )
-            if linear_map.halves and (linear_map.gated or self.resampler is not None or self.frames > 1):
-                raise ValueError("maps.halves: reads a grid of patches; expected no gated, resampler or frames")
+            if linear_map.halves and (self.resampler is not None or self.frames > 1):
+                raise ValueError("maps.halves: reads a grid of patches; expected no resampler or frames")
         if self.merged == "mean" and self.norm_of == "merged":
             raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
         if self.resampler is not None and (

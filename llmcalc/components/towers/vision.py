@@ -225,15 +225,16 @@ class VisionTower(TowerPart):
             x = self.tiles.flow(recorder, x, "tile_positions", self.positions.axes * self.positions.rows)
         with recorder.apart(causal=False):
             x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
-        if self.merger is not None and self.upper_stack is not None:
+        if self.merger is not None:
             with recorder.scope("merger"):
                 x = self.merger.flow(recorder, x)
-            with recorder.scope("upper"), recorder.apart(causal=False):
-                return self.upper_stack.flow(recorder, x)
-        if self.tiles is not None and self.upper_stack is not None:
+        if self.tiles is not None:
             x = self.tiles.flow(recorder, x, "post_tile_embedding")
+        if self.upper_stack is not None:
             with recorder.scope("upper"), recorder.apart(causal=False):
                 x = self.upper_stack.flow(recorder, x)
+        if self.merger is not None:
+            return x
         x = x.view(hidden, new_rows=patches)
         if self.clamps:
             recorder.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
@@ -431,12 +432,12 @@ def _reference_class() -> type[nn.Module]:
             for child_name, child_module in stack.named_children():
                 self.add_module(child_name, child_module)
             self._stack = (stack,)  # as a tuple: the stack's children are registered as this module's own
-            if spec.merger is not None and spec.upper_stack is not None:
+            if spec.merger is not None:
                 self.merger = spec.merger.reference(ModelProperties(hidden))
-                self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
-            if spec.tiles is not None and spec.positions is not None and spec.upper_stack is not None:
+            if spec.tiles is not None and spec.positions is not None:
                 self.pre_tile_embedding, self.post_tile_embedding = (TileVectors(spec.tiles, hidden) for _ in range(2))
                 self.tile_positions = TileVectors(spec.tiles, hidden, spec.positions.axes * spec.positions.rows)
+            if spec.upper_stack is not None:
                 self.upper = spec.upper_stack.reference(ModelProperties(hidden, causal=False))
             if spec.clamps:
                 num_clamps = spec.clamps * spec.stack.num_hidden_layers

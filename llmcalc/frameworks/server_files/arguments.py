@@ -15,7 +15,7 @@ from ..engines.flags import Flag, find_flag, flags_by_spelling, split_arguments
 from ..engines.registry import FOLDERS, engine
 from ..launch.unresolved import UNRESOLVED, is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.yaml_text import parse_yaml
-from .programs import PROGRAMS, ServerProgram
+from .programs import PROGRAMS, REPOSITORY_FLAGS, ServerProgram
 from .server import ReadNamedFile
 
 MODEL_FLAG, CONFIG_FLAG = "model-of-the-command", "config-of-the-command"
@@ -114,9 +114,6 @@ def read_arguments(
 def _field_of(flags_by_name: Mapping[str, Flag], flag_name: str) -> str:
     return flags_by_name[flag_name].field_name if flag_name in flags_by_name else keyword_of(flag_name)
 
-
-REPOSITORY_FLAGS = ("-hf", "-hfr", "--hf-repo")
-"""Flags that name a repository, of which llama-server also loads the encoder of images (--mmproj-auto)."""
 
 HF_FILE = "hf_file"
 """The field of the file of a repository that llama-server loads, whose name states how it is quantized."""

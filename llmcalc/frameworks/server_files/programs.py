@@ -50,6 +50,9 @@ class ServerProgram(NamedTuple):
     download: str = ""
 
 
+REPOSITORY_FLAGS = ("-hf", "-hfr", "--hf-repo")
+"""Flags that name a repository, of which llama-server also loads the encoder of images (--mmproj-auto)."""
+
 PROGRAMS = (
     ServerProgram(
         engine="vllm",
@@ -96,7 +99,7 @@ PROGRAMS = (
     ),
     ServerProgram(
         engine="ik_llama.cpp",
-        model_flags=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
+        model_flags=("-m", "--model", *REPOSITORY_FLAGS),
         images=("ik_llama", "ik-llama"),
         entry="llama-server",
         versions=r"b([0-9]+)",
@@ -107,7 +110,7 @@ PROGRAMS = (
         engine="llama.cpp",
         commands=("llama-server", "llama-cli", "llama.cpp/server", "llama serve"),
         modules=("llama_cpp.server",),
-        model_flags=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
+        model_flags=("-m", "--model", *REPOSITORY_FLAGS),
         images=("llama.cpp", "llama-cpp", "llamacpp"),
         entry="llama-server",
         versions=r"(?:[a-z]+[0-9]*-)*(b[0-9]{3,6})",

@@ -38,8 +38,8 @@ def flag_changes(server: VLLMServer) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{SAMPLER_VARIABLE}=1", {SAMPLER_VARIABLE: 1}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
-    if server.encoder_run != server.with_flags(limit_mm_per_prompt=limits_without_videos).encoder_run:
+    if server.encoder_run is not None and server.encoder_run.medium == "video":
+        limits_without_videos = {**server.flags.get("limit_mm_per_prompt", {}), "video": 0}
         takes_keys = len(limits_without_videos) == 1 and server.version_numbers >= TAKES_KEYS_FROM
         typed_limits = ".video 0" if takes_keys else f" {shlex.quote(json.dumps(limits_without_videos))}"
         yield f"--limit-mm-per-prompt{typed_limits}", {"limit_mm_per_prompt": limits_without_videos}

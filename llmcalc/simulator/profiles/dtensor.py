@@ -227,9 +227,8 @@ class DTensorKernels(EagerKernels):
         output = super().linear_output(operation, x, weight, bias)
         if operation.weight is None or not is_divided(operation.ins[0].axes) or is_divided(operation.outs[0].axes):
             return output
-        if (
-            self.recurrence is not None and operation is not self.recurrence.output_projection
-        ):  # divided products read it
+        # divided products read it
+        if self.recurrence is not None and operation is not self.recurrence.output_projection:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), self._all_reduce_gradient)
         return self._sum_of_ranks(operation, output)
 

@@ -43,8 +43,7 @@ def files_beside(path: Path) -> tuple[str, ...]:
 
     Raises `InputError` as `read_json` does.
     """
-    is_projected = _projection_field(read_json(path)) == PROJECTION_FIELD
-    return FILES_BESIDE if is_projected else (QUANTIZATION_FILE,)
+    return FILES_BESIDE if _is_colbert(read_json(path)) else (QUANTIZATION_FILE,)
 
 
 def parse_config(config_text: str, error_location: str) -> dict[str, Any]:
@@ -120,10 +119,10 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     ]
 
 
-def _projection_field(config: Mapping[str, Any]) -> str:
-    """Returns the field with the size of the vectors to which a config's class projects tokens; empty without one."""
+def _is_colbert(config: Mapping[str, Any]) -> bool:
+    """Whether a config's class projects tokens to vectors whose size a file beside it may state."""
     projection = PROJECTIONS.get(architecture_of(config))
-    return "" if projection is None else projection.size_field
+    return projection is not None and projection.size_field == PROJECTION_FIELD
 
 
 def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, An
     Raises `InputError` for a file that cannot be read.
     """
     file = path.with_name(ARTIFACT_FILE)
-    needs_size = _projection_field(config) == PROJECTION_FIELD and config.get(PROJECTION_FIELD) is None
+    needs_size = _is_colbert(config) and config.get(PROJECTION_FIELD) is None
     if path.name != "config.json" or not needs_size or not file.exists():
         return {}
     vector_size = read_json(file).get("dim")

@@ -99,7 +99,10 @@ ARTIFACT_FILE = "artifact.metadata"
 BI_ENCODERS = (
     "BiPali", "BiGemma3", "BiIdefics3", "BiQwen2", "BiQwen2_5", "BiQwen3", "BiQwen3_5", "BiModernVBert", "BiEuroVBert",
 )  # fmt: skip
-"""Classes without an output head, of illuin-tech/colpali."""
+"""Classes of illuin-tech/colpali that return the hidden state of a token."""
+
+WITHOUT_HEAD = frozenset((*PROJECTIONS, *BI_ENCODERS))
+"""Classes without an output head."""
 
 _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rerank|Ranker|Ranking|Retriev|Embedd")
 """Names of classes that return scores or vectors; `Col` and `Bi` begin those of illuin-tech/colpali."""
@@ -107,7 +110,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 def names_another_head(class_name: str) -> bool:
     """Whether an unknown class says by its name that it returns scores or vectors, which are no logits."""
-    is_known = class_name in PROJECTIONS or class_name in BI_ENCODERS or class_name.endswith(tuple(HEAD_ENDINGS))
+    is_known = class_name in WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 
 
@@ -124,6 +127,6 @@ def head_kind_of_config(config_data: Mapping[str, Any]) -> HeadKind:
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:
         return "lm"  # whatever its name ends with (`GlmasrModel` of GLM-ASR's own code)
-    if class_name in PROJECTIONS or class_name in BI_ENCODERS or names_another_head(class_name):
+    if class_name in WITHOUT_HEAD or names_another_head(class_name):
         return "none"
     return next((head for class_ending, head in HEAD_ENDINGS.items() if class_name.endswith(class_ending)), "lm")

@@ -378,9 +378,8 @@ class ExpertKernels(HeadKernels):
         local_tensors["output"] = expert_outputs[0]
         if kernel_choices.ep > 1:
             expert_outputs.append(self.move_rows("all_to_all", expert_outputs.pop(), row_count))
-            if (
-                not kernel_choices.combines_in_one_function
-            ):  # else the caller's variable still names what came from the experts
+            # otherwise the caller's variable still names what came from the experts
+            if not kernel_choices.combines_in_one_function:
                 local_tensors["output"] = expert_outputs[0]
         return self.unpermute(expert_outputs, self.dispatched_tokens, local_tensors["index"])
 

@@ -11,16 +11,19 @@ from ..family import field_names
 from ..parts import ACTIVATIONS, Table, layernorm, mlp
 from .section import ROTARY, biased_layer, patches_per_side, projector, vision_section, vision_transformer
 
+COUNTED_FLAGS = {
+    "use_cls_token": False, "use_ln_post": False, "use_abs_posemb": True, "use_ln_pre": True, "use_rope2d": True,
+}  # fmt: skip
+"""Field → the value whose parts are counted. The published code alone reads the first two; transformers' class has the
+others in any case."""
+
 
 def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Step's encoder, two convolutions that each halve the sides of the grid, and one linear layer."""
     hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_eps"))
-    for field in ("use_cls_token", "use_ln_post"):  # of the published code, which transformers' class does not read
-        if config.data.get(field):
-            raise config.error(field, config.data[field], "false")
-    for field in ("use_abs_posemb", "use_ln_pre", "use_rope2d"):  # transformers' class has these in any case
-        if not config.data.get(field, True):
-            raise config.error(field, config.data[field], "true")
+    for field, required_value in COUNTED_FLAGS.items():
+        if bool(config.data.get(field, required_value)) != required_value:
+            raise config.error(field, config.data[field], "true" if required_value else "false")
     for field in ("layer_scale_init_value", "ls_init_value"):
         if config.data.get(field, 0.1) is None:
             raise config.error(field, None, "a number (layers without scaled outputs are not counted)")

@@ -101,9 +101,8 @@ class MambaKernels(ScanModuleKernels):
             dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
         dt_bias = self.bias(module_steps["dt_proj"])
         assert dt_bias is not None
-        if (
-            self.adapters is not None and self.adapters.base_storage != "none"
-        ):  # `_is_quantized`: the layer, less its bias
+        # `_is_quantised`: the layer, less its bias
+        if self.adapters is not None and self.adapters.base_storage != "none":
             dt = aten.add(self.project(module_steps["dt_proj"], dt), dt_bias)
         else:
             dt = aten.linear(dt, self.unadapted_weight(module_steps["dt_proj"]))

@@ -80,8 +80,8 @@ def _read_blt(config: Config) -> Table:
     embedding_fields: Table = {} if hidden == global_config.integer("hidden_size") else {"embedding_size": hidden}
     stack = {**layers, "streams": residual_streams, **({"input_size": hidden} if embedding_fields else {})}
     block = stack.pop("block")
-    stack_with_positions = config.with_fields(hidden_size=global_config.integer("hidden_size"))
-    model_fields = decoder(stack_with_positions, block, None, stack=stack, **embedding_fields)
+    sized_config = config.with_fields(hidden_size=global_config.integer("hidden_size"))
+    model_fields = decoder(sized_config, block, None, stack=stack, **embedding_fields)
     return {**model_fields, "max_position_embeddings": local_encoder.integer("max_position_embeddings")}
 
 
