@@ -140,9 +140,10 @@ the output is scaled (4) and added to the layer's (6), its gradient scaled (4), 
 def with_16_bit_adapters(time_stack: TimeStack) -> TimeStack:
     """Returns a software stack whose adapters have the 16-bit format of the weights; unchanged if kernels are fused.
 
-    Unchanged too if the stack's adapters are not PEFT's, but in 16 bits anyway.
+    Unchanged too if the stack's adapters cast no input, as they are in 16 bits anyway.
     """
-    if time_stack.fused or time_stack.adapter_bytes != time_stacks()["fsdp2"].adapter_bytes:
+    input_cast_bytes, _ = time_stack.adapter_bytes.get("input", (0.0, 0.0))
+    if time_stack.fused or not input_cast_bytes:
         return time_stack
     return time_stack.model_copy(update={"adapter_bytes": NARROW_ADAPTER_BYTES})
 

@@ -182,6 +182,6 @@ def test_replicas_of_a_whole_model_that_do_not_fit_say_what_divides_it(run: Any)
     assert "m4-max" not in run(*words[:6], "--devices", "4", "--notes")[1]  # ranks that train exchange by NCCL
     assert "m4-max" in run(*words[:6], "--notes")[1]
     alone = " ".join(run(*words[:-1], "1", "--framework", "megatron")[1].split())
-    assert "the device holds the whole model: llmcalc fit lists changes" in alone
+    assert "the device holds the whole model: llmcalc fit tries changes that need less" in alone
     assert "--fsdp" not in alone
     assert "whole model" not in run(*words, "--fsdp", "4", "--notes")[1]

@@ -1045,7 +1045,7 @@ def test_oumi_is_trl_with_its_arguments(tmp_path: Path) -> None:
         ("model", {"model_name": "gpt2", "freeze_layers": ["layers.0"]}, "model.freeze_layers"),
         ("model", {"model_name": "gpt2", "model_kwargs": {"quantization_config": {}}}, "model_kwargs.quantization"),
         ("fsdp", {"enable_fsdp": True, "mixed_precision": "fp8"}, "fsdp.mixed_precision: 'fp8'; expected bf16"),
-        ("fsdp", {"enable_fsdp": True}, r"fsdp.auto_wrap_policy \(NO_WRAP gathers other groups of weights"),
+        ("fsdp", {"enable_fsdp": True}, r"fsdp.auto_wrap_policy \(missing, which is NO_WRAP: other groups"),
         ("fsdp", {"enable_fsdp": "maybe"}, "yaml: fsdp.enable_fsdp: 'maybe'; expected true or false"),
         ("training", {"use_peft": "maybe"}, "yaml: training.use_peft: 'maybe'; expected true or false"),
         ("training", {"per_device_train_batch_size": 0}, "yaml: training.per_device_train_batch_size: 0; expected"),
