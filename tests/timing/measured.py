@@ -64,7 +64,11 @@ def range_of(row: Row, seconds: float) -> TimeRange:
             for of_prompts, of_tokens in ((prompts.low, tokens.low), (prompts.high, tokens.high))
         )
         return replace(tokens, low=low, high=high)
-    return expected(phase, load_of(row).ttft_of_burst if row["measure"] == "ttft" and row.is_loaded else None)
+    if row["measure"] == "ttft" and row.is_loaded:
+        load = load_of(row)
+        seconds = load.ttft if row.arrives_in_bursts else seconds
+        return expected(phase, load.ttft_of_burst)
+    return expected(phase)
 
 
 def is_in_range(row: Row, seconds: float) -> bool:

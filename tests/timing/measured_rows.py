@@ -251,6 +251,11 @@ class Row:
         return self["under_load"] == "1" and self.whole("batch") > 1
 
     @property
+    def arrives_in_bursts(self) -> bool:
+        """Whether its requests have equal lengths, so that they begin and end together: those of a wave arrive at once."""
+        return self["equal"] == "1" and self.is_loaded
+
+    @property
     def hardware(self) -> Hardware:
         return _hardware(self["hardware"])
 
@@ -671,8 +676,9 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     if row.is_loaded and input_tokens:
         served = load_of(row, factors)
         waited_steps = row.whole("batch_wait", 0)  # steps that TensorRT-LLM waits for further prompts
-        ttft = served.ttft + waited_steps * served.tpot
-        return {"tpot": served.tpot, "ttft": ttft, "end_to_end": served.end_to_end_seconds}[measure]
+        ttft = (served.ttft_of_burst if row.arrives_in_bursts else served.ttft) + waited_steps * served.tpot
+        tpot = (served.end_to_end_seconds - ttft) / (output - 1) if row.arrives_in_bursts else served.tpot
+        return {"tpot": tpot, "ttft": ttft, "end_to_end": served.end_to_end_seconds}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds
