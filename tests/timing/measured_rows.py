@@ -252,7 +252,7 @@ class Row:
 
     @property
     def arrives_in_bursts(self) -> bool:
-        """Whether its requests have equal lengths, so that they begin and end together: those of a wave arrive at once."""
+        """Whether its requests have equal lengths, so that they end together and the next ones arrive at once."""
         return self["equal"] == "1" and self.is_loaded
 
     @property

@@ -316,6 +316,31 @@ def test_kernels_that_decode_experts_take_further_seconds(
     assert layers(device) - layers(plain) == pytest.approx(48 * seconds)
 
 
+def test_kernels_of_aiter_read_experts_as_fast_as_other_weights() -> None:
+    """AITER's tuned tables of MI355X (https://github.com/ROCm/aiter/tree/e4048607/aiter/configs/model_configs)."""
+    model, device = load_preset("qwen3-30b-a3b").model, device_of(load_hardware("mi355x"))
+
+    def experts(stack: str) -> float:
+        work = rank_work(model, RankPass(64, 1, 512, "decode"))
+        operations = time_pass(work, device, find_stack(stack), NumberFormats("fp8", 8)).operations
+        gates = [line for line in operations if line.path.endswith("gate_proj")]
+        return float(sum(line.memory for line in gates))
+
+    assert experts("atom") == pytest.approx(experts("vllm-atom"))
+    assert 0.69 < experts("atom") / experts("vllm") < 0.75  # the values that it moves are read as fast in both
+
+
+def test_an_operation_of_npus_sorts_the_tokens_of_experts() -> None:
+    """npu_moe_init_routing_v2 and npu_moe_token_unpermute of vllm-ascend, in place of three kernels each."""
+    work = rank_work(load_preset("mixtral-8x7b").model, RankPass(1, 1, 512, "decode"))
+
+    def layer_launches(stack: str) -> float:
+        passes = time_pass(work, device_of(load_hardware("ascend-910b")), find_stack(stack), NumberFormats())
+        return float(passes.layer_launches(0, False, find_stack(stack).kernels))
+
+    assert layer_launches("vllm-npu") == layer_launches("vllm-eager") - 4
+
+
 def test_a_dynamic_cache_is_copied_for_each_token() -> None:
     """torch.cat reads the cache and writes it beside the read of attention; a static cache grows in place."""
 
