@@ -196,7 +196,7 @@ def _subtitle_text(serve_study: ServeStudy) -> str:
 AT_RISK = "at risk"
 """Verdict on a server that likely keeps the limit of its first token, whose range ends above it."""
 
-AT_RISK_IN_BURST, AT_RISK_IF_SPREAD = "86 %", "78 %"
+AT_RISK_IN_BURST, AT_RISK_IF_SPREAD = "80 %", "68 %"
 """Shares of measured servers at risk that kept limits of 0.2 to 5 s (tests/timing/test_measured.py).
 
 They are compared by the likely first token of a burst, and by that of spread arrivals.
