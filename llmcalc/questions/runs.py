@@ -20,7 +20,7 @@ from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
-from ..workload.execution import FRAMEWORK_LOSSES
+from ..workload.execution import CHUNKED_LOSSES, FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
@@ -279,7 +279,7 @@ def memory_question(
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_labels is not None:
         preset = _with_score_head(preset, launched_run.score_labels)
-        if launched_run.settings.get("cross_entropy") in ("chunked", "split"):  # scores have no logits to divide
+        if launched_run.settings.get("cross_entropy") in CHUNKED_LOSSES:  # scores have no logits to divide
             launched_run = replace(launched_run, settings={**launched_run.settings, "cross_entropy": "eager"})
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)

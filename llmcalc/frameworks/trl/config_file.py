@@ -231,5 +231,5 @@ def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, 
         reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}
     if loss == "chunked_nll":
-        return {"cross_entropy": "split", "loss_chunk": 256}
+        return {"cross_entropy": "recomputed"}
     return {}

@@ -998,7 +998,7 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
             )
             for script, sequences, loss in (
                 ("trl/scripts/dpo.py", 4, None),
-                ("examples/scripts/sft.py", 2, "split"),
+                ("examples/scripts/sft.py", 2, "recomputed"),
                 ("/a/trl/scripts/kto.py", 2, None),
             )
         ),
