@@ -509,8 +509,8 @@ class Settings:
         CrossEntropy | None,
         Setting(
             "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, native as the "
-            "cross_entropy_fusion_impl of that name, split as torchtune, recomputed as TRL's chunked_nll, flash and flash-in-place as flash-attn, "
-            "selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
+            "cross_entropy_fusion_impl of that name, split as torchtune, recomputed as TRL's chunked_nll, flash and "
+            "flash-in-place as flash-attn, selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
             "Precision and kernels",
             "eager",
             TRAINING,

@@ -316,8 +316,8 @@ def _require_target(target: Any, command: str) -> Any:
 
 
 def is_plain_model_name(model_name: str) -> bool:
-    """Whether a launch file names its model as plain text, not through a shell variable or command."""
-    return bool(model_name) and not model_name.startswith(("$", "`"))
+    """Whether a launch file names its model as plain text, or in a folder that a shell variable names."""
+    return bool(model_name) and (not model_name.startswith(("$", "`")) or _PATH.fullmatch(model_name) is not None)
 
 
 def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
@@ -354,8 +354,8 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})
 
 
-_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
-"""The path of a folder or a file, which a launch file may name on another machine."""
+_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]|\$\w+/(?:[^$`/]+/)*[^$`/]+")
+"""The path of a folder or a file, which a launch file may name on another machine, in a variable's folder too."""
 
 
 def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:

@@ -20,11 +20,12 @@ class KernelChoices:
         them, and their gradients, for a few tokens at a time; `split` runs the output head for a chunk of tokens at a
         time and computes the loss of each chunk by itself, and the graph keeps them all (torchtune,
         `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`); `recomputed` runs the output head in float32 for a
-        chunk of tokens of all sequences at a time, and again in the backward pass (TRL, `chunked_nll`); `flash` keeps the logits and makes their gradient
-        in the backward pass, and `flash-in-place` writes it over them there (flash-attn's cross-entropy); `selective`
-        divides the last logits by a temperature in place and computes the labels' log-probabilities sequence by
-        sequence (TRL's GRPO, `selective_log_softmax`); `selective-chunked` computes the last log-probabilities, and
-        their gradients, for a sequence and a part of the vocabulary at a time (Liger-Kernel's GRPO).
+        chunk of tokens of all sequences at a time, and again in the backward pass (TRL, `chunked_nll`); `flash` keeps
+        the logits and makes their gradient in the backward pass, and `flash-in-place` writes it over them there
+        (flash-attn's cross-entropy); `selective` divides the last logits by a temperature in place and computes the
+        labels' log-probabilities sequence by sequence (TRL's GRPO, `selective_log_softmax`); `selective-chunked`
+        computes the last log-probabilities, and their gradients, for a sequence and a part of the vocabulary at a time
+        (Liger-Kernel's GRPO).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,

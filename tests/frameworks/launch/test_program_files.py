@@ -323,6 +323,10 @@ LOSSES = [
 ]
 
 
+ENDS = ("embedding", "loss")
+"""What may take the place of a layer in a pipeline's stages."""
+
+
 @pytest.mark.parametrize(("name", "arguments", "changes", "loss", "fuses_activation"), LOSSES)
 def test_kernels_of_loss_and_activation_follow_the_program(
     name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | frozenset[str]
@@ -375,11 +379,24 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
         assert framework("megatron").stack(launch, False, True) == stack
 
 
+def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
+    """Its recipe of Qwen3 235B on 8 stages (examples/grpo_trainer/run_qwen3-235b_megatron_96gb.sh): 94 layers."""
+    section = "actor_rollout_ref.actor.megatron"
+    words = "main_ppo " + " ".join(
+        (
+            f"{section}.pipeline_model_parallel_size=8 trainer.nnodes=2",
+            *(f"+{section}.override_transformer_config.account_for_{end}_in_pipeline_split=True" for end in ENDS),
+        )
+    )
+    launch = launch_of(FILES["verl_megatron.sh"].replace("main_ppo ", f"{words} ", 1), "f.sh", arguments=("2",))
+    assert launch.with_stage_sizes(94).layout.pp_layout == (11, *[12] * 6, 11)
+
+
 def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
     text = FILES["megatron_bridge_recipes.py"].replace(
         "parallel_size = 2\n    cfg.model.seq", "parallel_size = 4\n    cfg.model.seq"
     )
-    for part in ("embedding", "loss"):
+    for part in ENDS:
         counted = f"    cfg.model.account_for_{part}_in_pipeline_split = True\n    return cfg\n"
         text = text.replace("    return cfg\n", counted, 1)
     launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
@@ -623,7 +640,7 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
         ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
         ("model.lora.rank=32", r"model\.lora\.rank"),
         ("model.mtp.enable_train=True", "mtp"),
-        ("actor.megatron.override_transformer_config.account_for_loss_in_pipeline_split=True", "account_for_loss"),
+        ("actor.megatron.override_transformer_config.cpu_offloading=True", "cpu_offloading"),
     ],
 )
 def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
