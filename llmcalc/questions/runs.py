@@ -266,6 +266,8 @@ def memory_question(
             )
     if launched_run.spec is None:
         preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
+        model_notes = (note for note in preset.notes if launched_run.where in note)
+        launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
             target is not None
             and is_plain_model_name(launched_run.target)
