@@ -20,7 +20,7 @@ from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
 from ..sources.presets import LIBRARY_ENGINE, is_library_tag, known_model
-from ..workload.execution import CHUNKED_LOSSES, FRAMEWORK_LOSSES
+from ..workload.execution import FRAMEWORK_LOSSES
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
@@ -281,8 +281,7 @@ def memory_question(
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_labels is not None:
         preset = _with_score_head(preset, launched_run.score_labels)
-        if launched_run.settings.get("cross_entropy") in CHUNKED_LOSSES:  # scores have no logits to divide
-            launched_run = replace(launched_run, settings={**launched_run.settings, "cross_entropy": "eager"})
+        launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_loss_chunks(preset.model.vocab_size)
@@ -306,6 +305,16 @@ def _with_score_head(preset: Preset, score_labels: int) -> Preset:
 
     score_head = Classifier(num_labels=score_labels, bias=False, over="token")
     return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
+
+
+def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run's settings without those of logits, which a head of scores does not have."""
+    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
+    return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
+
+
+LOGIT_SETTINGS = ("cross_entropy", "logits_dtype", "loss_chunk", "logits_to_keep", "divide_logits", "keep_logits")
+"""Settings of the loss of logits."""
 
 
 def _require_target(target: Any, command: str) -> Any:

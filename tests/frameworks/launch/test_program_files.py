@@ -651,6 +651,13 @@ def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: 
         launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
 
 
+def test_a_reward_model_of_openrlhf_has_no_loss_of_logits(tmp_path: Path) -> None:
+    """OpenRLHF 0.11, examples/scripts/train_rm.sh; it was refused for its loss, which is of the other trainings."""
+    path = tmp_path / "train_rm.sh"
+    path.write_text(FILES["openrlhf_dpo.sh"].replace("train_dpo", "train_rm").replace("max_len 1024", "max_len 64"))
+    assert llmcalc.memory(launch=path).document["launch"]["program"] == "OpenRLHF"
+
+
 def test_fused_kernels_of_verl_have_no_logits() -> None:
     text = FILES["verl_fsdp.sh"].replace("main_ppo ", "main_ppo actor_rollout_ref.model.use_fused_kernels=True ", 1)
     launch = launch_of(text, "f.sh")
