@@ -57,6 +57,9 @@ ENTROPY_ROWS = 128
 TRL_ROWS = 256
 """Tokens of a chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
 
+MOST_CHUNKS = 32
+"""Recomputed chunks that are run: all others allocate and free the same as those before them."""
+
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 """Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
 
@@ -407,7 +410,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         del token_order
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
-        for chunk_rows in _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS):
+        chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
+        for chunk_rows in [*chunk_sizes[: MOST_CHUNKS - 1], chunk_sizes[-1]][: len(chunk_sizes)]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
             chunk_tensors = [aten.slice(hidden, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
