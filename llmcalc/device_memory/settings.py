@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..frozen import frozen
-from ..workload.execution import AttentionImplementation, CrossEntropy, LatentForm, NormKernels, OptimizerImplementation
+from ..workload.execution import (
+    CHUNKED_LOSSES,
+    LOSSES_WITH_HEAD,
+    AttentionImplementation,
+    CrossEntropy,
+    LatentForm,
+    NormKernels,
+    OptimizerImplementation,
+)
 from ..workload.inference import CACHE_FORMATS, USERS, batch_from_options
 from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
@@ -501,8 +509,8 @@ class Settings:
         CrossEntropy | None,
         Setting(
             "The loss: eager copies logits to fp32; fused and chunked as Liger-Kernel, native as the "
-            "cross_entropy_fusion_impl of that name, split as torchtune, flash and flash-in-place as flash-attn, "
-            "selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
+            "cross_entropy_fusion_impl of that name, split as torchtune, recomputed as TRL's chunked_nll, flash and "
+            "flash-in-place as flash-attn, selective as TRL's GRPO, selective-chunked as Liger-Kernel's.",
             "Precision and kernels",
             "eager",
             TRAINING,
@@ -512,9 +520,9 @@ class Settings:
     loss_chunk: Annotated[
         int | None,
         Setting(
-            "Tokens of a chunk of a split or chunked cross-entropy.",
+            "Tokens of a chunk of a split, recomputed or chunked cross-entropy.",
             "Precision and kernels",
-            "an eighth of them, or Liger-Kernel's",
+            "an eighth of them, 256, or Liger-Kernel's",
             TRAINING,
         ),
     ] = None
@@ -651,15 +659,15 @@ class Settings:
         _check_model(self, spec)
         if self.chunk is not None and self.phase == "decode":
             raise InputError("--chunk: a decoding step reads one token; expected --phase prefill or inference")
-        if self.logits_dtype is not None and self.cross_entropy in ("chunked", "selective-chunked"):
+        if self.logits_dtype is not None and self.cross_entropy in ("chunked", "recomputed", "selective-chunked"):
             raise InputError(
-                f"--logits-dtype: a {self.cross_entropy} cross-entropy computes logits in the format of the weights"
+                f"--logits-dtype: a {self.cross_entropy} cross-entropy computes logits in a format of its own"
             )
-        if self.loss_chunk is not None and self.cross_entropy not in ("split", "chunked"):
-            raise InputError("--loss-chunk: it is for --cross-entropy split and chunked")
+        if self.loss_chunk is not None and self.cross_entropy not in CHUNKED_LOSSES:
+            raise InputError("--loss-chunk: it is for --cross-entropy split, recomputed and chunked")
         if self.logits_to_keep is not None and self.cross_entropy not in ("selective", "selective-chunked", "split"):
             raise InputError("--logits-to-keep: it is for --cross-entropy selective, selective-chunked and split")
-        if self.divide_logits and self.cross_entropy in ("chunked", "split", "selective", "selective-chunked"):
+        if self.divide_logits and self.cross_entropy in (*LOSSES_WITH_HEAD, "selective"):
             raise InputError(
                 f"--divide-logits: a {self.cross_entropy} cross-entropy computes logits itself; expected another "
                 "--cross-entropy"

@@ -266,6 +266,8 @@ def memory_question(
             )
     if launched_run.spec is None:
         preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
+        model_notes = (note for note in preset.notes if launched_run.where in note)
+        launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
             target is not None
             and is_plain_model_name(launched_run.target)
@@ -279,8 +281,7 @@ def memory_question(
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_labels is not None:
         preset = _with_score_head(preset, launched_run.score_labels)
-        if launched_run.settings.get("cross_entropy") in ("chunked", "split"):  # scores have no logits to divide
-            launched_run = replace(launched_run, settings={**launched_run.settings, "cross_entropy": "eager"})
+        launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
     launched_run = launched_run.with_loss_chunks(preset.model.vocab_size)
@@ -306,6 +307,16 @@ def _with_score_head(preset: Preset, score_labels: int) -> Preset:
     return preset.model_copy(update={"model": preset.model.model_copy(update={"head": score_head})})
 
 
+def _without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a run's settings without those of logits, which a head of scores does not have."""
+    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
+    return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
+
+
+LOGIT_SETTINGS = ("cross_entropy", "logits_dtype", "loss_chunk", "logits_to_keep", "divide_logits", "keep_logits")
+"""Settings of the loss of logits."""
+
+
 def _require_target(target: Any, command: str) -> Any:
     """Returns the TARGET. Raises `InputError` without a TARGET."""
     if target is None or target == "":
@@ -316,8 +327,8 @@ def _require_target(target: Any, command: str) -> Any:
 
 
 def is_plain_model_name(model_name: str) -> bool:
-    """Whether a launch file names its model as plain text, not through a shell variable or command."""
-    return bool(model_name) and not model_name.startswith(("$", "`"))
+    """Whether a launch file names its model as plain text, or in a folder that a shell variable names."""
+    return bool(model_name) and (not model_name.startswith(("$", "`")) or _PATH.fullmatch(model_name) is not None)
 
 
 def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
@@ -354,8 +365,8 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})
 
 
-_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
-"""The path of a folder or a file, which a launch file may name on another machine."""
+_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]|\$\w+/(?:[^$`/]+/)*[^$`/]+")
+"""The path of a folder or a file, which a launch file may name on another machine, in a variable's folder too."""
 
 
 def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:

@@ -19,19 +19,21 @@ class KernelChoices:
     cross_entropy: `eager` copies the logits to float32; `fused` writes their gradient over them; `chunked` computes
         them, and their gradients, for a few tokens at a time; `split` runs the output head for a chunk of tokens at a
         time and computes the loss of each chunk by itself, and the graph keeps them all (torchtune,
-        `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`); `flash` keeps the logits and makes their gradient
-        in the backward pass, and `flash-in-place` writes it over them there (flash-attn's cross-entropy); `selective`
-        divides the last logits by a temperature in place and computes the labels' log-probabilities sequence by
-        sequence (TRL's GRPO, `selective_log_softmax`); `selective-chunked` computes the last log-probabilities, and
-        their gradients, for a sequence and a part of the vocabulary at a time (Liger-Kernel's GRPO).
+        `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`); `recomputed` runs the output head in float32 for a
+        chunk of tokens of all sequences at a time, and again in the backward pass (TRL, `chunked_nll`); `flash` keeps
+        the logits and makes their gradient in the backward pass, and `flash-in-place` writes it over them there
+        (flash-attn's cross-entropy); `selective` divides the last logits by a temperature in place and computes the
+        labels' log-probabilities sequence by sequence (TRL's GRPO, `selective_log_softmax`); `selective-chunked`
+        computes the last log-probabilities, and their gradients, for a sequence and a part of the vocabulary at a time
+        (Liger-Kernel's GRPO).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
         else their own.
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
-    loss_chunk: of a `split` or `chunked` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune)
-        of a `split` one, and Liger-Kernel's of a `chunked` one.
+    loss_chunk: of a `split`, `recomputed` or `chunked` cross-entropy, the tokens of a chunk; by default an eighth of
+        them (torchtune) of a `split` one, 256 (TRL) of a `recomputed` one, and Liger-Kernel's of a `chunked` one.
     logits_to_keep: of a `selective`, `selective-chunked` or `split` cross-entropy, the tokens at the end of each
         sequence whose loss is computed, of `selective` from as many logits and one more; None (default) for all.
     divides_logits: whether the logits are divided in place by a temperature before the loss (reinforcement learning);

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
 from ..simulator.choices import KernelChoices
+from ..workload.execution import LOSSES_WITH_HEAD
 from ..workload.recompute import PRODUCTS, Recompute
 
 
@@ -42,7 +43,7 @@ def use_kernels(
         replace_attention(module, kernel_choices)
     if kernel_choices.norm != "eager":
         fuse_norms(module)
-    if kernel_choices.cross_entropy in ("chunked", "split", "selective-chunked"):
+    if kernel_choices.cross_entropy in LOSSES_WITH_HEAD:
         logits_linear(module).forward = lambda x: x
     if kernel_choices.logits_to_keep is not None and kernel_choices.cross_entropy == "selective":
         first_row = -(kernel_choices.logits_to_keep + 1)
@@ -450,6 +451,8 @@ def loss_of(
         loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
+    elif kernel_choices.cross_entropy == "recomputed":
+        loss = recomputed_loss(logits_linear(module), kernel_choices.loss_chunk or 256, model_output, token_ids)
     else:
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
@@ -515,6 +518,32 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
         loss = F.cross_entropy(logits.to(dtype), label_chunk, reduction="sum")
         loss_sum = loss if loss_sum is None else loss_sum + loss
     return loss_sum
+
+
+def recomputed_loss(layer: nn.Linear, chunk_rows: int, x: Any, token_ids: Any) -> Any:
+    """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
+    hidden = x[..., :-1, :].reshape(-1, x.size(-1))
+    labels = token_ids[..., 1:].reshape(-1)
+    order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
+    hidden, labels = hidden[order], labels[order]
+    loss_sum = hidden.new_zeros((), dtype=torch.float32)
+    for start in range(0, labels.numel(), chunk_rows):
+        chunk, chunk_labels = hidden[start : start + chunk_rows], labels[start : start + chunk_rows]
+        arguments = (chunk, layer.weight, layer.bias, chunk_labels)
+        loss_sum = loss_sum + checkpoint(loss_of_float_logits, *arguments, use_reentrant=False)
+    return loss_sum / labels.numel()
+
+
+def loss_of_float_logits(x: Any, weight: Any, bias: Any, labels: Any) -> Any:
+    """Returns the loss of a chunk, and computes its entropy (TRL 1.10, `_chunk`)."""
+    logits = x.float() @ weight.float().t()
+    if bias is not None:
+        logits = logits + bias.float()
+    log_probs = F.log_softmax(logits.float(), dim=-1)  # the cast is that of autocast on a GPU
+    loss = F.nll_loss(log_probs, labels, ignore_index=-100, reduction="sum")
+    is_counted = labels != -100
+    _entropy = (-(log_probs.exp() * log_probs).sum(dim=-1) * is_counted).sum()
+    return loss
 
 
 def logits_of_chunk(layer: nn.Linear, token_chunk: Any) -> Any:

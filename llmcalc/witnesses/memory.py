@@ -442,7 +442,10 @@ def _event_quantities(pass_bytes: PassBytes, gradient_sums: GradientSums) -> dic
 
 def _saved_bytes(training_run: TrainingRun, loss: Any) -> int | None:
     """Returns the bytes saved in a loss's graph, without weights and inputs; None with recomputation."""
-    if training_run.training.recompute is not NONE:
+    if (
+        training_run.training.recompute is not NONE
+        or training_run.training.kernel_choices.cross_entropy == "recomputed"
+    ):
         return None
     input_storages = {id(tensor.storage) for tensor in _input_tensors(training_run)}
     storages = [

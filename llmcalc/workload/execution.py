@@ -16,8 +16,21 @@ NormImplementation: TypeAlias = Literal["eager", "fused"]
 NormKernels: TypeAlias = Literal["eager", "fused", "liger"]
 """`liger`: fused norms, and gated activations that keep gate and up-projection alone, as Liger-Kernel's."""
 CrossEntropy: TypeAlias = Literal[
-    "eager", "fused", "native", "chunked", "split", "flash", "flash-in-place", "selective", "selective-chunked"
+    "eager",
+    "fused",
+    "native",
+    "chunked",
+    "split",
+    "recomputed",
+    "flash",
+    "flash-in-place",
+    "selective",
+    "selective-chunked",
 ]
+CHUNKED_LOSSES = ("chunked", "split", "recomputed")
+"""Values of `CrossEntropy` that run the output head for a chunk of tokens at a time, over all labels."""
+LOSSES_WITH_HEAD = (*CHUNKED_LOSSES, "selective-chunked")
+"""Values of `CrossEntropy` that run the output head themselves, so that no tensor has all logits."""
 FRAMEWORK_LOSSES = ("native",)
 """Values of `CrossEntropy` that only a framework's own library has (`Framework.losses`)."""
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]

@@ -101,7 +101,8 @@ def without_values(
     meter.log = log
     meter.restart()
     out = once()
-    saved = 0 if recompute is not NONE else sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights")
+    saves_all = recompute is NONE and choices.cross_entropy != "recomputed"
+    saved = sum(s.bytes for s in saved_storages(out) if s.block.kind != "weights") if saves_all else 0
     live, forward = meter.now - base, meter.peak - base
     if log is not None:
         log.append("--- backward")
@@ -143,7 +144,8 @@ def by_torch(
 
     outside = [*module.parameters(), *module.buffers(), ids, *([] if source is None else [source])]
     with kernel_variants.kernel_context(choices):
-        return measured(run, outside, log, device, measures_saved=recompute is NONE)
+        saves_all = recompute is NONE and choices.cross_entropy != "recomputed"
+        return measured(run, outside, log, device, measures_saved=saves_all)
 
 
 def device_of(choices: KernelChoices) -> str:

@@ -115,6 +115,21 @@ def test_log_probabilities_in_chunks_hold_what_torch_holds(
     assert quantities == by_torch(wide, log=theirs, **run), "\n".join([*ours, "=====", *theirs])
 
 
+@compares(lambda **_: of_run(wide_vocabulary(), KernelChoices(cross_entropy="recomputed")))
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("chunk", "batch", "tokens"), [(None, 1, 192), (100, 3, 192), (64, 2, 33)])
+def test_a_loss_whose_chunks_are_recomputed_holds_what_torch_holds(
+    chunk: int | None, batch: int, tokens: int, autocast: bool
+) -> None:
+    """TRL 1.10's default (trainer/sft_trainer.py, `_chunked_cross_entropy_loss`)."""
+    choices = KernelChoices(cross_entropy="recomputed", loss_chunk=chunk)
+    run: dict[str, Any] = {"batch": batch, "seq": tokens, "choices": choices, "autocast": autocast}
+    ours: list[str] = []
+    theirs: list[str] = []
+    quantities = without_values(wide_vocabulary(), log=ours, **run)
+    assert quantities == by_torch(wide_vocabulary(), log=theirs, **run), "\n".join([*ours, "=====", *theirs])
+
+
 def test_a_loss_in_chunks_never_has_all_logits() -> None:
     """The vocabulary is 50 and the hidden size 24: three chunks of 8 tokens in the place of 16."""
     whole, over, chunked = (

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
 from ..launch.record import (
     LARGEST,
@@ -129,7 +130,7 @@ def run_of_program(
 
 def without_chunked_loss(reader: LaunchReader, launch_settings: LaunchSettings) -> LaunchSettings:
     """Returns the run with an unchunked loss in ZeRO stage 3, where a chunked loss is not modelled."""
-    if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in ("chunked", "split"):
+    if launch_settings.layout.zero != 3 or launch_settings.settings.get("cross_entropy") not in CHUNKED_LOSSES:
         return launch_settings
     reader.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
     settings = {option: value for option, value in launch_settings.settings.items() if option != "loss_chunk"}

@@ -17,6 +17,7 @@ from ...device_memory.optimizers.step import OptimizedParameter
 from ...errors import InputError
 from ...simulator.meter import AllocationPlace, Meter
 from ...simulator.tensor import FLOAT32, Storage, Tensor, count_storages_as, empty
+from ...workload.execution import LOSSES_WITH_HEAD
 from .lowering import GatheringProfile
 from .param_coordinator import Parameter, ParameterCoordinator
 from .partitions import sort_in_module_order
@@ -38,7 +39,7 @@ class Stage3Run(ZeroRun):
     def __init__(self, zero_setup: ZeroSetup, memory_meter: Meter | None = None) -> None:
         super().__init__(zero_setup, memory_meter)
         cross_entropy = zero_setup.training_config.kernel_choices.cross_entropy
-        if cross_entropy in ("chunked", "split", "selective-chunked"):
+        if cross_entropy in LOSSES_WITH_HEAD:
             raise InputError(
                 f"--cross-entropy {cross_entropy}: with stage 3 of ZeRO it is not modelled; expected eager or fused"
             )

@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
+from ...workload.execution import LOSSES_WITH_HEAD
 from ..launch.record import Launch, LaunchReader, LaunchSettings, Table, flag_value, integer_of, unknown_keys
 from .settings import TitanSettings
 
@@ -220,7 +221,7 @@ def _fsdp_run(
 ) -> LaunchSettings:
     """Returns the training run of an FSDP configuration."""
     layout, implied_settings = fsdp_layout(reader, fsdp_table, world_size, machine_count, parallelism_table)
-    has_logits = command_settings.get("cross_entropy") not in ("chunked", "split", "selective-chunked")
+    has_logits = command_settings.get("cross_entropy") not in LOSSES_WITH_HEAD
     gathers_logits = layout.tp > 1 and layout.zero > 0 and has_logits  # transformers' `colwise_gather_output`
     settings = reduction_settings(reader, fsdp_table, command_settings, not gathers_logits)
     return LaunchSettings(layout, {**mixed_precision_settings(command_settings), **implied_settings}, settings)

@@ -22,6 +22,7 @@ from .record import Launch
 OTHER_MODULES = {
     **dict.fromkeys(("embed_in", "wte", "word_embeddings", "tok_embeddings"), "embed_tokens"),
     **dict.fromkeys(("embed_out", "output"), "lm_head"),
+    **dict.fromkeys(("score", "classifier"), "out_proj"),
 }
 """A class's own name of a module outside of the layers → the name here."""
 

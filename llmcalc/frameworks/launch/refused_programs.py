@@ -105,8 +105,8 @@ PROGRAMS = (
     ),
     RefusedProgram(
         "TRL",
-        r"trl (reward|rloo|distillation)",
-        "trainings of reward models, by RLOO and by distillation are not modelled; expected trl sft, dpo, kto or grpo",
+        r"trl (rloo|distillation)",
+        "trainings by RLOO and by distillation are not modelled; expected trl sft, dpo, kto, grpo or reward",
     ),
     RefusedProgram(
         "BentoML",

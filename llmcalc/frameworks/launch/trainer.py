@@ -14,6 +14,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
+from ...workload.execution import CHUNKED_LOSSES
 from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import with_launcher_arguments
@@ -449,7 +450,7 @@ def _loss_of_all_logits(reader: LaunchReader, run_settings: Mapping[str, Any]) -
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """
-    if run_settings.get("cross_entropy") not in ("chunked", "split"):
+    if run_settings.get("cross_entropy") not in CHUNKED_LOSSES:
         return {}
     reader.notes.append("the chunked cross-entropy is of labels alone: this loss is counted with all logits")
     return {"cross_entropy": "eager"}

@@ -23,6 +23,7 @@ class MegatronRun:
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
     end_stage_layers: layers of the pipeline's first and last rank; None for as many as every other rank.
+    ends_counted_as_layers: whether the embedding and the loss each take the place of a layer.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
     distributed_optimizer: whether optimizer states are divided over replicas.
     batch, seq, num_microbatches: sequences of a micro-batch, their tokens, and the micro-batches of a step.
@@ -42,6 +43,7 @@ class MegatronRun:
     etp: int | None = None
     vpp: int = 1
     end_stage_layers: tuple[int | None, int | None] = (None, None)
+    ends_counted_as_layers: tuple[bool, bool] = (False, False)
     sequence_parallel: bool = False
     distributed_optimizer: bool = True
     batch: int = 1
@@ -63,6 +65,9 @@ class MegatronRun:
 
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Modules of selective recomputation whose memory is counted."""
+
+COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+"""Arguments by which the embedding and the loss each take the place of a layer in the stages."""
 
 STAGE_ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 """Megatron-Core's fields of the layers of a pipeline's first and last rank."""
@@ -162,6 +167,7 @@ def megatron_run(
     if world_size % replica_devices:
         raise InputError(f"--devices: {world_size}; expected a multiple of tp · pp · cp = {replica_devices}")
     reader.end_stage_layers = parallel_run.end_stage_layers
+    reader.ends_counted_as_layers = parallel_run.ends_counted_as_layers
     layout = Layout(
         tp=parallel_run.tp,
         pp=parallel_run.pp,

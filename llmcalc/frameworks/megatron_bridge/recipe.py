@@ -20,6 +20,7 @@ from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, fla
 from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED,
+    COUNTED_ENDS,
     STAGE_ENDS,
     MegatronRun,
     bridge_adapter_settings,
@@ -295,6 +296,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             optional_config_size(f"model.{STAGE_ENDS[0]}"),
             optional_config_size(f"model.{STAGE_ENDS[1]}"),
         ),
+        ends_counted_as_layers=(
+            config_value(f"model.{COUNTED_ENDS[0]}") is True,
+            config_value(f"model.{COUNTED_ENDS[1]}") is True,
+        ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
             config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
@@ -327,10 +332,6 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **host_optimizer_settings(reader, config, "optimizer."),
     }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
-    reader.ends_counted_as_layers = (
-        config_value("model.account_for_embedding_in_pipeline_split") is True,
-        config_value("model.account_for_loss_in_pipeline_split") is True,
-    )
     replicas = launched_run.layout.dp
     if global_batch % (batch * replicas):
         reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")

@@ -198,7 +198,7 @@ REFERENCE = re.compile(r"\$\{([a-z_]\w*(?:\.\w+)*)\}", re.IGNORECASE)
 
 
 def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns dotted key → value of `policy`, `cluster` and `loss_fn`, with `${a.b}` and `${mul:a, b}` resolved."""
+    """Returns dotted key → value of these tables and the training's, with `${a.b}` and `${mul:a, b}` resolved."""
     flat_config: dict[str, Any] = {}
 
     def add_flattened(nested_table: Table, key_prefix: str) -> None:
@@ -208,9 +208,7 @@ def _flat_values(reader: LaunchReader, config: Table) -> dict[str, Any]:
             else:
                 flat_config[f"{key_prefix}{flat_key}"[:150]] = _with_full_names(flat_value, key_prefix.split("."))
 
-    add_flattened(
-        {section_name: reader.table(config, section_name) for section_name in ("policy", "cluster", "loss_fn")}, ""
-    )
+    add_flattened({name: reader.table(config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}, "")
     for flat_key, flat_value in flat_config.items():
         for _ in range(MOST_BASES):
             if not isinstance(flat_value, str) or "${" not in flat_value:

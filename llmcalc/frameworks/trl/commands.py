@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, Table] = {
     "trl dpo": {"loss_type": "sigmoid"},
     "trl kto": {"loss_type": "kto"},
     "trl grpo": {"num_generations": 8},
+    "trl reward": {"center_rewards_coefficient": None},
 }
 """Command → an argument of its trainer alone with its default, by which the reader of recipes knows the trainer."""
 

@@ -40,6 +40,9 @@ SIGNS = field_names("""
 GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
 """Arguments of GRPO."""
 
+REWARD_SIGN = "center_rewards_coefficient"
+"""An argument of `RewardConfig` alone."""
+
 PREFERENCE_SIGNS = (
     "precompute_ref_log_probs",
     "ref_model_mixup_alpha",
@@ -119,11 +122,13 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(config, source_file)
-        is_grpo = any(argument in config for argument in GRPO_SIGNS)
+        is_grpo, is_reward = any(argument in config for argument in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
         )
-        reader.check_names(config, (*known_argument_names(), *READ, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names)
+        reader.check_names(
+            config, (*known_argument_names(), *READ, REWARD_SIGN, *GRPO_READ, *PREFERENCE_SIGNS), ignored_names
+        )
         known_loss_keys = (argument for argument in PREFERENCE_SIGNS if config.get(argument) is not None)
         is_pairs_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER))
@@ -139,6 +144,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
             if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
                 run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses
+        elif is_reward:
+            run_settings |= pair_settings(reader, "reward", run_settings)
         elif has_teacher:
             run_settings |= {"cross_entropy": "eager"}
         elif loss_key:
@@ -231,5 +238,5 @@ def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, 
         reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}
     if loss == "chunked_nll":
-        return {"cross_entropy": "split", "loss_chunk": 256}
+        return {"cross_entropy": "recomputed"}
     return {}

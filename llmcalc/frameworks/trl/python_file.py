@@ -39,6 +39,7 @@ from .config_file import read_trl
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **{f"{command.removeprefix('trl ').upper()}Config": arguments for command, arguments in COMMANDS.items()},
+    "RewardConfig": COMMANDS["trl reward"],
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
     ARGUMENTS_CLASS: {},
@@ -50,6 +51,7 @@ TRAINERS: Mapping[str, str] = {
     "DPOTrainer": "DPOConfig",
     "KTOTrainer": "KTOConfig",
     "GRPOTrainer": "GRPOConfig",
+    "RewardTrainer": "RewardConfig",
 }
 """Trainer of TRL → its configuration, whose defaults it fills in (trainer/sft_trainer.py)."""
 
@@ -107,7 +109,7 @@ class NamedCall(NamedTuple):
 
 
 OTHER_TRAINERS = re.compile(
-    r"\b(Reward|PPO|PPOv2|ORPO|CPO|RLOO|OnlineDPO|NashMD|XPO|GKD|PRM|BCO|AlignProp|DDPO|MiniLLM)(Trainer|Config)\("
+    r"\b(PPO|PPOv2|ORPO|CPO|RLOO|OnlineDPO|NashMD|XPO|GKD|PRM|BCO|AlignProp|DDPO|MiniLLM)(Trainer|Config)\("
 )
 """A call of a trainer of TRL that is not modelled, or of its configuration."""
 
@@ -116,7 +118,7 @@ def is_python(file_text: str) -> bool:
     """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL."""
     if re.search(r"^[ \t]*(from|import) (trl|transformers|sentence_transformers)\b", file_text, re.MULTILINE) is None:
         return False
-    has_config = re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) is not None
+    has_config = re.search(rf"\b({'|'.join((*CONFIGS, *TRAINERS))})\(", file_text) is not None
     return has_config or OTHER_TRAINERS.search(file_text) is not None
 
 
@@ -134,16 +136,16 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 f"{other_trainer[1]}Trainer",
                 "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
             )
-        if not config_classes:
+        trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
+        config_class = next(iter(config_classes), trl_config)
+        if not config_class:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
             )
-        config_class = next(iter(config_classes))
         if len(config_classes) > 1:
             reader.notes.append(
                 f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
             )
-        trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
         base_config = (
             {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
@@ -174,7 +176,11 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, argument in unknown_arguments.items()
             if argument_name in DECIDING
         }
-        reader.unknown |= changes.unknown
+        reader.unknown |= {
+            changed_name: reason
+            for changed_name, reason in changes.unknown.items()
+            if trl_config != "RewardConfig" or not changed_name.endswith("ForSequenceClassification")
+        }
         reader.notes += changes.notes
         reader.check_unknown()
         if script_arguments.used_values_text:

@@ -29,6 +29,7 @@ from ..launch.trainer import lora_settings
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import (
     BRIDGE_FUSED,
+    COUNTED_ENDS,
     MegatronRun,
     bridge_adapter_settings,
     end_stage_layers,
@@ -333,6 +334,10 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
         etp=reader.optional_integer(config, f"{section_name}.expert_tensor_parallel_size"),
         vpp=reader.optional_integer(config, f"{section_name}.virtual_pipeline_model_parallel_size") or 1,
         end_stage_layers=end_stage_layers(reader, config, f"{override_section}."),
+        ends_counted_as_layers=(
+            reader.flag(config, f"{override_section}.{COUNTED_ENDS[0]}"),
+            reader.flag(config, f"{override_section}.{COUNTED_ENDS[1]}"),
+        ),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
         batch=batch,

@@ -7,13 +7,13 @@ import re
 from ...errors import shown
 from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table
-from ..megatron.named_model import HOST_OPTIMIZER, STAGE_ENDS
+from ..megatron.named_model import COUNTED_ENDS, HOST_OPTIMIZER, STAGE_ENDS
 from .rollout import ACTOR, MODEL
 
 READ = argument_names(__file__, "read")
 
 OF_MEGATRON_CORE = {
-    *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS),
+    *(f"actor.megatron.override_transformer_config.{name}" for name in STAGE_ENDS + COUNTED_ENDS),
     *(f"actor.optim.override_optimizer_config.{name}" for name in HOST_OPTIMIZER),
 }
 """Keys that readers of Megatron-Core's named models read."""

@@ -67,6 +67,20 @@ def test_a_policy_of_megatron_core() -> None:
     assert launch.settings["precision_aware_optimizer"] is True
 
 
+def test_keys_and_products_of_the_base_configs_of_2026_08() -> None:
+    """NeMo-RL 7ea279a, examples/configs/grpo_math_1B.yaml and examples/nemo_gym."""
+    megatron = {"bias_activation_fusion": False, "moe_flex_dispatcher_backend": "hybridep"}
+    batch = "${mul:${grpo.num_prompts_per_step}, ${grpo.num_generations_per_prompt}}"
+    policy = {"megatron_cfg": megatron, "sequence_packing": {"enabled": False}}
+    sizes = {"num_prompts_per_step": 16, "num_generations_per_prompt": 4}
+    of_product, of_number = (
+        read("grpo_math_1B.yaml", {**policy, "train_global_batch_size": sequences}, 8, grpo=sizes).settings
+        for sequences in (batch, 64)
+    )
+    assert of_product == of_number
+    assert of_product["num_microbatches"] == 2  # of 4 sequences
+
+
 def test_stages_of_other_lengths_follow_from_the_models_layers() -> None:
     sizes: dict[str, Any] = {"pipeline_model_parallel_size": 4, "num_layers_in_first_pipeline_stage": 7}
     optimizer = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}

@@ -323,6 +323,10 @@ LOSSES = [
 ]
 
 
+ENDS = ("embedding", "loss")
+"""What may take the place of a layer in a pipeline's stages."""
+
+
 @pytest.mark.parametrize(("name", "arguments", "changes", "loss", "fuses_activation"), LOSSES)
 def test_kernels_of_loss_and_activation_follow_the_program(
     name: str, arguments: str, changes: dict[str, str], loss: str, fuses_activation: bool | frozenset[str]
@@ -375,11 +379,24 @@ def test_a_recipe_applies_the_backend_of_the_flex_dispatcher() -> None:
         assert framework("megatron").stack(launch, False, True) == stack
 
 
+def test_verl_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
+    """Its recipe of Qwen3 235B on 8 stages (examples/grpo_trainer/run_qwen3-235b_megatron_96gb.sh): 94 layers."""
+    section = "actor_rollout_ref.actor.megatron"
+    words = "main_ppo " + " ".join(
+        (
+            f"{section}.pipeline_model_parallel_size=8 trainer.nnodes=2",
+            *(f"+{section}.override_transformer_config.account_for_{end}_in_pipeline_split=True" for end in ENDS),
+        )
+    )
+    launch = launch_of(FILES["verl_megatron.sh"].replace("main_ppo ", f"{words} ", 1), "f.sh", arguments=("2",))
+    assert launch.with_stage_sizes(94).layout.pp_layout == (11, *[12] * 6, 11)
+
+
 def test_a_recipe_counts_embedding_and_loss_as_layers_of_its_pipeline() -> None:
     text = FILES["megatron_bridge_recipes.py"].replace(
         "parallel_size = 2\n    cfg.model.seq", "parallel_size = 4\n    cfg.model.seq"
     )
-    for part in ("embedding", "loss"):
+    for part in ENDS:
         counted = f"    cfg.model.account_for_{part}_in_pipeline_split = True\n    return cfg\n"
         text = text.replace("    return cfg\n", counted, 1)
     launch = launch_of(text, "recipes.py", arguments=("qwen25_7b_pretrain_8gpu_config",))
@@ -623,7 +640,7 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
         ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
         ("model.lora.rank=32", r"model\.lora\.rank"),
         ("model.mtp.enable_train=True", "mtp"),
-        ("actor.megatron.override_transformer_config.account_for_loss_in_pipeline_split=True", "account_for_loss"),
+        ("actor.megatron.override_transformer_config.cpu_offloading=True", "cpu_offloading"),
     ],
 )
 def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
@@ -632,6 +649,13 @@ def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: 
         launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1), "f.sh")
     for harmless in ("actor.optim.lr=1e-6", "actor.clip_ratio_high=0.3", "model.lora.rank=0", "model.use_shm=True"):
         launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
+
+
+def test_a_reward_model_of_openrlhf_has_no_loss_of_logits(tmp_path: Path) -> None:
+    """OpenRLHF 0.11, examples/scripts/train_rm.sh; it was refused for its loss, which is of the other trainings."""
+    path = tmp_path / "train_rm.sh"
+    path.write_text(FILES["openrlhf_dpo.sh"].replace("train_dpo", "train_rm").replace("max_len 1024", "max_len 64"))
+    assert llmcalc.memory(launch=path).document["launch"]["program"] == "OpenRLHF"
 
 
 def test_fused_kernels_of_verl_have_no_logits() -> None:
@@ -885,8 +909,7 @@ COMMANDS = [
     ),
     ("megatron rlhf --rlhf_type gkd --model a/b", "megatron rlhf --rlhf_type: 'gkd': its teacher is not modelled"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
-    ("trl reward --model_name_or_path a/b", "trl reward is TRL's: trainings of reward models"),
-    ("trl distillation --config job.yaml", "trl distillation is TRL's: trainings of reward models"),
+    ("trl distillation --config job.yaml", "trl distillation is TRL's: trainings by RLOO"),
     ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
@@ -998,7 +1021,7 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
             )
             for script, sequences, loss in (
                 ("trl/scripts/dpo.py", 4, None),
-                ("examples/scripts/sft.py", 2, "split"),
+                ("examples/scripts/sft.py", 2, "recomputed"),
                 ("/a/trl/scripts/kto.py", 2, None),
             )
         ),

@@ -151,6 +151,14 @@ def test_a_model_that_is_not_here_asks_for_a_target() -> None:
     assert "add TARGET" in str(stop.value)
 
 
+def test_a_model_in_a_folder_of_a_variable_is_known_by_its_name() -> None:
+    """verl's scripts have `$HOME/verl/models/Qwen3-235B-A22B` by default."""
+    answer = llmcalc.memory(launch="trl sft --model_name_or_path $HOME/models/Qwen3-0.6B --max_length 64")
+    assert any("by its name it is the preset qwen3-0.6b" in note for note in answer.document["notes"])
+    with pytest.raises(InputError, match="is known only when the script runs; add TARGET"):
+        llmcalc.memory(launch="trl sft --model_name_or_path $HOME/$NAME --max_length 64")
+
+
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -573,7 +581,7 @@ def test_adapters_of_litgpt() -> None:
 
 def test_trl_loads_weights_in_fp32_and_checkpoints() -> None:
     launch = read_launch(FILES / "trl_sft.yaml")
-    wanted = {"precision": "autocast", "recompute": "full", "seq": 2048, "cross_entropy": "split", "loss_chunk": 256}
+    wanted = {"precision": "autocast", "recompute": "full", "seq": 2048, "cross_entropy": "recomputed"}
     assert wanted.items() <= launch.settings.items()
     assert {"dtype": "float32", "gradient_checkpointing": True, "bf16": True}.items() <= launch.filled_in.items()
 

@@ -277,6 +277,35 @@ args = SFTConfig("out", bf16=arguments["torch_dtype"] == torch.bfloat16)
     assert (model, settings["attn_implementation"], settings["dtype"]) == ("Qwen/Qwen3-8B", "flash", "bf16")
 
 
+REWARD = """
+from trl import RewardConfig, RewardTrainer
+model = AutoModelForSequenceClassification.from_pretrained("Qwen/Qwen2.5-0.5B-Instruct", num_labels=1)
+adapters = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"])
+args = RewardConfig("out", per_device_train_batch_size=2, max_length=64)
+RewardTrainer(model=model, args=args, peft_config=adapters, train_dataset=load("x")).train()
+"""
+
+
+def test_a_reward_model_has_one_score_for_each_answer_of_a_pair(tmp_path: Path) -> None:
+    """TRL 1.10, trainer/reward_trainer.py, `compute_loss`; trl/scripts/reward.py."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    launch = read_launch(tmp_path / "reward.py")
+    assert (launch.score_labels, launch.settings["batch"], launch.settings["seq"]) == (1, 4, 64)
+    assert not {"cross_entropy", "loss_chunk"} & {*launch.settings}
+    assert llmcalc.memory(launch=tmp_path / "reward.py").document["launch"]["program"] == "TRL"  # `score` is known
+    for program in ("trl reward", "python trl/scripts/reward.py"):
+        command = read_launch(f"{program} --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2")
+        assert (command.score_labels, command.settings["batch"], command.settings["seq"]) == (1, 4, 64)
+
+
+def test_a_trainer_without_a_configuration_has_its_defaults(tmp_path: Path) -> None:
+    """The first example of TRL's README."""
+    script = 'from trl import SFTTrainer\nSFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=load("x")).train()\n'
+    model, settings = settings_of(tmp_path, script)
+    assert model == "Qwen/Qwen2.5-0.5B"
+    assert {"batch": 8, "seq": 1024, "recompute": "full", "cross_entropy": "recomputed"}.items() <= settings.items()
+
+
 def test_a_trainer_that_is_not_modelled_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"ORPOTrainer: training by it is not modelled; expected one of SFTTrainer"):
         settings_of(tmp_path, POLICY.replace("GRPO", "ORPO"))

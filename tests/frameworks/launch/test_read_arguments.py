@@ -160,7 +160,7 @@ def test_tensor_parallelism_of_transformers_keeps_whole_activations() -> None:
     assert launch.own_settings.loss_parallel is False
 
 
-@pytest.mark.parametrize("loss", ["chunked", "split"])
+@pytest.mark.parametrize("loss", ["chunked", "split", "recomputed"])
 def test_a_chunked_loss_beside_whole_logits_is_refused(loss: str, tmp_path: Path) -> None:
     """It was counted with the hidden states gathered in place of the logits: 47 GiB of a model with 1B parameters."""
     groups = {"parallelism_config": {"tp_size": 2, "dp_shard_size": 4}, "distributed_type": "FSDP"}

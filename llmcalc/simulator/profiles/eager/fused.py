@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ....algebra import Number, ceil_div
@@ -12,7 +13,9 @@ from ....evidence import Witness, by_torch, compared, kernels_compared, source_c
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
+from ....workload.execution import LOSSES_WITH_HEAD
 from ...autograd import record
+from ...checkpoint import checkpoint
 from ...lowering import Path
 from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
 from .elementwise import ElementwiseKernels
@@ -31,6 +34,9 @@ FLASH_LOSS = source_code_witness("flash-attn's cross-entropy", "tests/simulator/
 CHUNKS_KEPT = by_torch("tests/simulator/test_adapter_libraries.py")
 """The witness of a loss chunk by chunk."""
 
+TRL_CHUNKS = source_code_witness("huggingface/trl's chunked_nll", "tests/simulator/test_choices.py")
+"""The witness of TRL's loss in chunks that are computed again, whose lines run in torch."""
+
 COMPILED = Witness(
     "estimate",
     "torch.compile: products and attention kept, norms fused, all else run again (within 8 % of 2 published runs, "
@@ -47,6 +53,12 @@ CHUNKS = 8
 
 ENTROPY_ROWS = 128
 """Rows of logits whose entropies TRL computes at a time (trainer/utils.py, `entropy_from_logits`)."""
+
+TRL_ROWS = 256
+"""Tokens of a chunk of TRL's loss (trainer/sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
+
+MOST_CHUNKS = 32
+"""Recomputed chunks that are run: all others allocate and free the same as those before them."""
 
 LIGER_ROWS, LIGER_VOCABULARY = 2048, 4096
 """Tokens and words of the vocabulary whose logits Liger-Kernel's GRPO computes at a time."""
@@ -181,11 +193,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
-        computes_loss_in_chunks = (
-            self.choices.cross_entropy in ("chunked", "split", "selective-chunked")
-            and self.trained
-            and self.graph.enabled
-        )
+        computes_loss_in_chunks = self.choices.cross_entropy in LOSSES_WITH_HEAD and self.trained and self.graph.enabled
         if not (computes_loss_in_chunks and operation.outs[0] is self.result):
             super().do_linear(operation)
             return
@@ -222,6 +230,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             (head_step, weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
                 return self._loss_chunk_by_chunk(head_step, logits, weight, bias, labels)
+            if self.choices.cross_entropy == "recomputed":
+                return self._recomputed_loss(logits, weight, bias, labels)
             if self.choices.cross_entropy == "selective-chunked":
                 return self._chunked_log_probabilities(logits, weight, bias)
             return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
@@ -382,6 +392,48 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """Returns the logits of a chunk of hidden states."""
         x, weight = self.rounded(head_step, x, weight, has_adapter=False)
         return self.product(x, weight, bias, head_step.outs[0].width)
+
+    @compared(TRL_CHUNKS, cross_entropy="recomputed")
+    def _recomputed_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+        """Runs output head and loss in checkpointed chunks of the tokens of all sequences, as TRL's `chunked_nll`.
+
+        Source: huggingface/trl 1.10, trainer/sft_trainer.py, `_chunked_cross_entropy_loss`, with labels that all count.
+
+        x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
+        """
+        aten, (batch, tokens, width) = self.t, x.shape
+        token_count = batch * (tokens - 1)
+        hidden = aten.reshape(aten.slice(x, tokens - 1, 1), (token_count, width))
+        labels = aten.reshape(aten.slice(aten.reshape(labels, (batch, tokens)), tokens - 1, 1), (token_count,))
+        token_order = aten.new_tensor(labels.shape, INT64)
+        hidden, labels = aten.index_select(hidden, token_order), aten.index_select(labels, token_order)
+        del token_order
+        parameters = [tensor for tensor in (weight, bias) if tensor is not None]
+        loss_sum = aten.new_tensor((), FLOAT32)
+        chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
+        for chunk_rows in [*chunk_sizes[: MOST_CHUNKS - 1], chunk_sizes[-1]][: len(chunk_sizes)]:
+            run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
+            chunk_tensors = [aten.slice(hidden, chunk_rows, 0), *parameters]
+            loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
+        return aten.scale(loss_sum, "div")
+
+    def _loss_of_float_logits(self, labels: Tensor, head_tensors: Sequence[Tensor]) -> Tensor:
+        """Computes the loss of a chunk's tokens with a product of float32, and their entropy.
+
+        head_tensors: the input of the output head, [tokens, hidden], its weight and its bias, if it has one.
+        """
+        aten, (x, weight, *biases) = self.t, head_tensors
+        logits = aten.product(aten.to(x, FLOAT32), aten.transpose(aten.to(weight, FLOAT32), 0, 1))
+        for bias in biases:
+            logits = aten.add(logits, aten.to(bias, FLOAT32))
+        if self.choices.caps_logits:
+            logits = aten.scale(aten.elementwise_function("tanh", aten.scale(logits, "div")))
+        log_probabilities = aten.log_softmax(aten.to(logits, FLOAT32))  # under autocast a cast
+        loss = aten.nll_loss(log_probabilities, labels)
+        is_counted = aten.compare(labels)
+        entropies = aten.sum(aten.mul(aten.exp(log_probabilities), log_probabilities))
+        aten.sum(aten.mul(aten.scale(entropies, "neg"), is_counted), 0)
+        return loss
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
