@@ -311,10 +311,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         ) -> tuple[Tensor, Tensor | None]:
             tokens, table_reach = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                used_reach = min(tokens, table_reach)
+                largest_distance = min(tokens, table_reach)
                 distance_vectors, table_reach = (
-                    distance_vectors[table_reach - used_reach : table_reach + used_reach],
-                    used_reach,
+                    distance_vectors[table_reach - largest_distance : table_reach + largest_distance],
+                    largest_distance,
                 )
             distance = pass_state.compute_once(
                 ("binned", tokens, table_reach), lambda: self._relative_positions(pass_state, tokens, q.device)

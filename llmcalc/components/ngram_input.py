@@ -53,12 +53,12 @@ class NgramInput(Component):
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
         ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
-        looked_up_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
+        lookup_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
         ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
             ngram_dim,
-            of=looked_up_rows,
+            of=lookup_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )

@@ -419,13 +419,13 @@ class Stack(Component):
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
         first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
-        is_single = isinstance(repeat, int) and repeat == 1
-        other_layer_count = 0 if is_single else repeat - 1
-        layer_sharing = None if is_single else LayerSharing(is_first=True, other_layers=other_layer_count)
+        has_single_layer = isinstance(repeat, int) and repeat == 1
+        other_layer_count = 0 if has_single_layer else repeat - 1
+        layer_sharing = None if has_single_layer else LayerSharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
             x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
         )
-        if is_single:
+        if has_single_layer:
             return x
         role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED

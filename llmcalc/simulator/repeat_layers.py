@@ -53,12 +53,12 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
-        slop, free_bytes = (
+        rounding_bytes, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
             device.peak_reserved - device.peak_allocated,
         )
         return AllocatorOverhead(
-            requested_bytes.peak_requested, slop, free_bytes, device.allocated - requested_bytes.requested
+            requested_bytes.peak_requested, rounding_bytes, free_bytes, device.allocated - requested_bytes.requested
         )
 
     @staticmethod
@@ -165,7 +165,9 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [sweep for sweeps in self.parts.values() for sweep in sweeps if isinstance(sweep, LayerSweep)]
+        layer_sweeps = [
+            part for section_parts in self.parts.values() for part in section_parts if isinstance(part, LayerSweep)
+        ]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
@@ -224,18 +226,18 @@ class RepeatAnalysis:
         group_index = 0
         while group_index < len(event_groups):
             release_order = self._order_of_releases(
-                [origin_repeat for origin_repeat, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
+                [repeat_index for repeat_index, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
             )
             if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
-                for origin_repeat in release_order:
-                    if group_index < len(event_groups) and event_groups[group_index][0] == origin_repeat:
+                for repeat_index in release_order:
+                    if group_index < len(event_groups) and event_groups[group_index][0] == repeat_index:
                         yield event_groups[group_index]
                         group_index += 1
                     else:
-                        yield origin_repeat, []
+                        yield repeat_index, []
             else:
                 pending_events += event_groups[group_index][1]
                 group_index += 1
@@ -340,10 +342,10 @@ class RepeatAnalysis:
         second_repeat, third_repeat = layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeatingError
-        for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
+        for (second_storage, nbytes, event_detail), (third_storage, third_nbytes, third_detail) in zip(
             second_repeat, third_repeat, strict=True
         ):
-            if nbytes != other_size or event_detail != other_detail:
+            if nbytes != third_nbytes or event_detail != third_detail:
                 raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
@@ -603,8 +605,8 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
-            if repeat_index == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
+        for end_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
+            if repeat_index == end_repeat:  # the storages of a neighbour that is the first or the last repeat
                 for event_index, memory_event in enumerate(layer_sweep.inner_events):
                     if memory_event.owner_offset == owning_repeat:
                         memory_events[event_index] = (

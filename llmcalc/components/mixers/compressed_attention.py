@@ -66,9 +66,9 @@ class CompressedAttention(EntryAttention):
         recorder.hold(seen=mask)
         if self.indexer is None:
             return mask, kv_entries
-        selection = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
-        recorder.hold(chosen=selection)
-        return recorder.among(mask, selection, kv_entries)
+        selected_entries = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
+        recorder.hold(chosen=selected_entries)
+        return recorder.among(mask, selected_entries, kv_entries)
 
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope

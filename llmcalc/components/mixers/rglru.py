@@ -153,11 +153,11 @@ def _reference_class() -> type[nn.Module]:
             log_a = (
                 -8.0 * self.recurrent_gate(inner_x).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             )
-            is_first = (
+            is_first_token = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)[:, None]
                 == 0
             )  # the first token has no earlier state to decay
-            input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
+            input_scale = torch.where(is_first_token, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (inner_x * self.input_gate(inner_x).sigmoid()).float() * input_scale
             stored_state = self.recurrent_state.load(pass_state)
             recurrent_states = linear_scan(

@@ -272,9 +272,10 @@ class MobileNet(TowerPart):
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
-        largest = stage_outputs[0].rows
+        largest_grid_rows = stage_outputs[0].rows
         resized_outputs = [
-            output if output.rows == largest else recorder.resampled(output, largest) for output in stage_outputs
+            output if output.rows == largest_grid_rows else recorder.resampled(output, largest_grid_rows)
+            for output in stage_outputs
         ]
         joined_output = resized_outputs[0]
         if len(resized_outputs) > 1:
@@ -325,7 +326,7 @@ class MobileNet(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         rms = Norm(type="rmsnorm", eps=1e-6)
-        edge_blocks = (
+        edge_residual_blocks = (
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
@@ -342,7 +343,7 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
-            GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
+            GridStage(groups=(BlockGroup(blocks=edge_residual_blocks),)),
             GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
@@ -355,8 +356,8 @@ class MobileNet(TowerPart):
                 stages=(
                     GridStage(
                         groups=(
-                            BlockGroup(blocks=edge_blocks),
-                            BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2),
+                            BlockGroup(blocks=edge_residual_blocks),
+                            BlockGroup(blocks=(*edge_residual_blocks[1:], *grid_attention[:1]), repeat=2),
                         )
                     ),
                 ),

@@ -113,8 +113,8 @@ class QFormer(LearnedQueries):
         q = q.view(*q.axes, new_rows=query_rows)
         key_limits: dict[str, Any] = {}
         if self.window is not None:
-            context = 0 if memory is x else self.window - self.queries
-            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context": context}
+            context_tokens = 0 if memory is x else self.window - self.queries
+            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context": context_tokens}
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 

@@ -194,13 +194,15 @@ class AttentionVariantKernels(AttentionKernels):
             )
         aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
         score_values = operation.ins[: step_options["parts"]]
-        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :])
+        q, v, *selection_tensors = (
+            self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :]
+        )
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if step_options["cap"] is not None:
             scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
-            self.mask(operation, q.shape[1], v.shape[1]), scores, selection
+            self.mask(operation, q.shape[1], v.shape[1]), scores, selection_tensors
         )
         if step_options["sinks"]:
             local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
@@ -220,11 +222,13 @@ class AttentionVariantKernels(AttentionKernels):
             self.forget(score_value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
-    def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+    def _joint_mask(self, mask: Tensor, scores: Tensor, selection_tensors: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
         aten, new_keys = self.t, scores.shape[-1] - mask.shape[-1]
-        if selection:
-            return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
+        if selection_tensors:
+            return aten.cat(
+                [aten.expand(mask, (*selection_tensors[0].shape[:-1], mask.shape[-1])), selection_tensors[0]]
+            )
         return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:
@@ -238,8 +242,8 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
         aten = self.t
-        strengths, q, k = map(self.tensor_of, operation.ins)
-        key_strength = aten.unsqueeze(aten.transpose(strengths, 1, 2), 2)
+        key_strengths, q, k = map(self.tensor_of, operation.ins)
+        key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
             aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)

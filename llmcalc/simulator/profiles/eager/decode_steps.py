@@ -237,11 +237,13 @@ class DecodeStepKernels(ScanKernels):
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._delta_rule(q, k, v, None, beta)
-        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
-        normed = aten.flatten(normed, 2)
+        normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed_output = aten.flatten(normed_output, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
-        return self.project(module_steps["o_proj"], normed)
+            normed_output = aten.mul(
+                normed_output, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x))
+            )
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
@@ -301,16 +303,20 @@ class DecodeStepKernels(ScanKernels):
         return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, recurrent_state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Updates the delta rule's state, as DeltaRule._run_token does."""
         aten = self.t
         if log_decay is not None:
-            state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
-        predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
+            recurrent_state = aten.mul(recurrent_state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
+        predicted_values = aten.sum(aten.mul(recurrent_state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
         value_correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
-        state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2)))
-        return aten.unsqueeze(aten.sum(aten.mul(state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2), state
+        recurrent_state = aten.add(
+            recurrent_state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2))
+        )
+        return aten.unsqueeze(
+            aten.sum(aten.mul(recurrent_state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2
+        ), recurrent_state
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
@@ -333,29 +339,31 @@ class DecodeStepKernels(ScanKernels):
         log_decay = self._linear_attention_decay(module_steps, x)
         output = self._linear_attention_step(q, k, v, log_decay)
         del log_decay
-        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
-        normed = aten.flatten(normed, 2)
+        normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed_output = aten.flatten(normed_output, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
-        return self.project(module_steps["o_proj"], normed)
+            normed_output = aten.mul(
+                normed_output, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x))
+            )
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _decode_hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
         aten, op = self.t, module_steps.op("core", LinearAttentionCore)
         q = aten.elementwise_function("silu", self.project(module_steps["q_proj"], x))
-        retained = self._retained(module_steps, self.project(module_steps["f_proj"], x))
+        forget_gate = self._retained(module_steps, self.project(module_steps["f_proj"], x))
         v = self.project(module_steps["i_proj"], x)
-        k, log_decay = aten.scale(retained, "rsub"), aten.elementwise_function("log", retained)
+        k, log_decay = aten.scale(forget_gate, "rsub"), aten.elementwise_function("log", forget_gate)
         q_heads, k_heads, decay_heads = (
             aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
         )
         v_heads = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._linear_attention_step(q_heads, k_heads, v_heads, decay_heads)
         del k, log_decay, k_heads, decay_heads
-        normed = self._normalize_with(
+        normed_output = self._normalize_with(
             module_steps["norm"], aten.to(aten.flatten(aten.transpose(output, 1, 2), 2), x.dtype)
         )
-        return self.project(module_steps["o_proj"], normed)
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
@@ -363,10 +371,10 @@ class DecodeStepKernels(ScanKernels):
         gate = aten.elementwise_function("sigmoid", aten.to(forget_logits, FLOAT32))
         if "lower_bound" not in module_steps:
             return gate
-        bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
+        lower_bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
         if any(operation.verb == "sub" for operation in module_steps.all):
-            bound = aten.sub(bound, bound)
-        return aten.add(aten.mul(gate, aten.scale(bound, "rsub")), bound)
+            lower_bound = aten.sub(lower_bound, lower_bound)
+        return aten.add(aten.mul(gate, aten.scale(lower_bound, "rsub")), lower_bound)
 
     def _mapped_heads(
         self, module_steps: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
@@ -396,8 +404,8 @@ class DecodeStepKernels(ScanKernels):
         aten = self.t
         q, k, v, log_decay = [aten.to(y, FLOAT32) for y in (q, k, v, log_decay)]
         q = aten.scale(q)
-        state = self.cached_state("recurrent_state")
-        decayed_state = aten.mul(state, aten.transpose(aten.exp(log_decay), -1, -2))
+        recurrent_state = self.cached_state("recurrent_state")
+        decayed_state = aten.mul(recurrent_state, aten.transpose(aten.exp(log_decay), -1, -2))
         next_state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
         del decayed_state
         output = aten.matmul(q, next_state)

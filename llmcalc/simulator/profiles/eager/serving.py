@@ -44,13 +44,13 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
-        absorbed_form = alternatives.branches.get("absorbed")
-        if absorbed_form is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
+        absorbed_branch = alternatives.branches.get("absorbed")
+        if absorbed_branch is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().choose_branch(alternatives)
         selects_keys = any(
-            operation.options.get("selected") is not None for operation in absorbed_form.steps(includes_idle=False)
+            operation.options.get("selected") is not None for operation in absorbed_branch.steps(includes_idle=False)
         )
-        return absorbed_form if selects_keys else super().choose_branch(alternatives)
+        return absorbed_branch if selects_keys else super().choose_branch(alternatives)
 
     def run_step(self, operation: Step) -> None:
         if (

@@ -97,7 +97,7 @@ class RGLRUKernels(ScanModuleKernels):
         return state_sequence
 
     def _record_first_tokens(
-        self, x: Tensor, gate: Tensor, state_sequence: Tensor, state: Tensor, tokens: Any
+        self, x: Tensor, gate: Tensor, state_sequence: Tensor, recurrent_state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
         """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
 
@@ -109,12 +109,18 @@ class RGLRUKernels(ScanModuleKernels):
             return [autograd_graph.new_tensor(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
-        view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
+        written_view = Tensor(
+            state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides
+        )
         if is_recorded(autograd_graph, (x,)):
             saved_tensors = [
                 autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states
-            record(autograd_graph, "tokens", (x,), view, backward, state, *saved_tensors)
-        return view, record(
-            autograd_graph, "token", (gate,), autograd_graph.new_tensor(state.shape, state.dtype), backward
+            record(autograd_graph, "tokens", (x,), written_view, backward, recurrent_state, *saved_tensors)
+        return written_view, record(
+            autograd_graph,
+            "token",
+            (gate,),
+            autograd_graph.new_tensor(recurrent_state.shape, recurrent_state.dtype),
+            backward,
         )
