@@ -22,10 +22,10 @@ def check_draft(
     target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
     same_vocabulary: whether a draft with its own embedding needs a vocabulary of the target's size; default false.
     """
-    for spec, name_in_error in ((target_model, f"TARGET {target_name}"), (draft_model, option)):
+    for spec, argument_name in ((target_model, f"TARGET {target_name}"), (draft_model, option)):
         if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
             raise InputError(
-                f"{name_in_error}: tokens are drafted by a decoder, for a decoder; expected language models"
+                f"{argument_name}: tokens are drafted by a decoder, for a decoder; expected language models"
             )
     if states_reader_of(target_model) is not None:
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")

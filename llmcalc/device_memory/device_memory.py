@@ -199,8 +199,8 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
-    counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
+    run_to_count = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
+    return run_to_count.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
 
 
 def summarize_memory(
@@ -428,11 +428,9 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the peaks and bytes of several consecutive runs as one result."""
-    joint_peaks = {
-        peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()
-    }
+    peaks = {peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()}
     return ReplayResult(
-        set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=joint_peaks
+        set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=peaks
     )
 
 

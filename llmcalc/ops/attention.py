@@ -187,8 +187,8 @@ class KVCache(Op):
 def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
-        m = minimum(depth, window)
-        return triangular_number(m) + (depth - m) * window
+        window_depth = minimum(depth, window)
+        return triangular_number(window_depth) + (depth - window_depth) * window
     if chunk_size is not None:
         whole_chunks = floor_div(depth, chunk_size)
         return whole_chunks * triangular_number(chunk_size) + triangular_number(depth - whole_chunks * chunk_size)

@@ -95,12 +95,12 @@ class ChunkedScan(HeadScan):
             q * n * p,
         )  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
-        border_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * p * n
+        boundary_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * p * n
         return (
             2
             * run_config.batch
             * a
-            * (chunk_count * (score_flops + value_flops + chunk_state_flops + state_flops) + border_flops)
+            * (chunk_count * (score_flops + value_flops + chunk_state_flops + state_flops) + boundary_flops)
         )
 
 

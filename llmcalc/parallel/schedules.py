@@ -213,11 +213,11 @@ def _alternating_passes(
     forward_passes: list[PassAction], backward_passes: list[PassAction], warmup_count: int
 ) -> Iterator[PassAction]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
-    steady_count = max(0, len(forward_passes) - warmup_count)
+    alternating_count = max(0, len(forward_passes) - warmup_count)
     return chain(
         forward_passes[:warmup_count],
-        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:steady_count], strict=True)),
-        backward_passes[steady_count:],
+        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:alternating_count], strict=True)),
+        backward_passes[alternating_count:],
     )
 
 

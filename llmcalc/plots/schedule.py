@@ -84,15 +84,14 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                     bbox=text_background,
                 )
             is_lower_half = is_overlapped
-    paleness = 0.6 / max(1, timetable.pipeline.chunk_count - 1)
+    lightening_per_chunk = 0.6 / max(1, timetable.pipeline.chunk_count - 1)
     for (pass_kind, chunk_index, lower_edge, bar_height), time_ranges in bars_by_style.items():
         colour = tuple(
-            channel + (1 - channel) * paleness * chunk_index for channel in to_rgb(palette.PASSES[pass_kind])
+            channel + (1 - channel) * lightening_per_chunk * chunk_index
+            for channel in to_rgb(palette.PASSES[pass_kind])
         )
-        has_letter_room = time_ranges[0][1] * axes_inches > LINE
-        hatch, edge_colour, edge_width = (
-            (palette.HATCHES[pass_kind], "white", 0.6) if has_letter_room else (None, None, 0)
-        )
+        fits_letter = time_ranges[0][1] * axes_inches > LINE
+        hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if fits_letter else (None, None, 0)
         ax.broken_barh(
             time_ranges,
             (lower_edge, bar_height),
@@ -108,10 +107,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    shade_note = {1: "", 2: "; paler: of the second chunk"}.get(
+    shade_legend = {1: "", 2: "; paler: of the second chunk"}.get(
         timetable.pipeline.chunk_count, "; paler: of later chunks"
     )
-    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_note}", 2.4))
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_legend}", 2.4))
     _draw_legend(ax, timetable)
 
 

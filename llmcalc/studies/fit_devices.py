@@ -70,8 +70,8 @@ class DevicesFitAnswer:
         """The framework of the layout on the fewest accelerators; None without such a layout."""
         if self.fewest_devices is None:
             return None
-        is_more = self.fewest_devices > self.layout_plan.devices
-        return self.other_framework if is_more and self.other_framework else self.layout_plan.framework
+        needs_more_devices = self.fewest_devices > self.layout_plan.devices
+        return self.other_framework if needs_more_devices and self.other_framework else self.layout_plan.framework
 
     @property
     def memory(self) -> Memory:
@@ -229,8 +229,8 @@ class DevicesQuestion:
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    device_plan = layout_plan.plan
-    return device_plan.feasible[0] if device_plan.feasible else device_plan.nearest
+    plan = layout_plan.plan
+    return plan.feasible[0] if plan.feasible else plan.nearest
 
 
 def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
@@ -382,8 +382,12 @@ def _changes_that_fit(
                 recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:
-        other_question = devices_question.several_devices_question if fewest_devices > devices else None
-        framework_option = "" if other_question is None else f" --framework {other_question.estimates.framework.name}"
+        several_devices_question = devices_question.several_devices_question if fewest_devices > devices else None
+        framework_option = (
+            ""
+            if several_devices_question is None
+            else f" --framework {several_devices_question.estimates.framework.name}"
+        )
         yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout) + framework_option,
             MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),

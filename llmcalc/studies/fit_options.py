@@ -259,20 +259,20 @@ def _hardware_option(
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        excessive_run_bytes = next(
+        excessive_bytes = next(
             (device_count for device_count in byte_lower_bounds if device_count > hardware.capacity_bytes), None
         )
-        if excessive_run_bytes is not None:
-            too_large_runs.append((excessive_run_bytes, run_index, device_run))
+        if excessive_bytes is not None:
+            too_large_runs.append((excessive_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large_runs:
-        least_bytes, run_index, device_run = skipped_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
+        least_bytes, run_index, device_run = smallest_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(
             hardware_option.fit.needed_bytes for _, hardware_option in tried_options
         ):
             break
-        too_large_runs.remove(skipped_run)
+        too_large_runs.remove(smallest_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
             too_large_runs.append((lower_bound_bytes, run_index, device_run))  # others may need less
@@ -300,8 +300,8 @@ def fitting_changes_on_several_devices(
     setting_changes: changes of settings that are tried on fewer accelerators than that.
     """
     for hardware_option in options:
-        fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
-        most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
+        fits_without_changes, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
+        most_devices = hardware_option.devices - 1 if fits_without_changes else MOST_DEVICES
         changes_by_devices: list[tuple[int, SettingChange]] = []
         for changed_settings in setting_changes:
             try:
@@ -320,7 +320,7 @@ def fitting_changes_on_several_devices(
             if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
                 changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
-        if fits_unchanged and hardware_option.devices > 1:
+        if fits_without_changes and hardware_option.devices > 1:
             yield SettingChange(hardware_option.command_options, hardware_option.fit)
 
 

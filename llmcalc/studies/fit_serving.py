@@ -89,10 +89,10 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     fewest_layout = (
         best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
     )
-    worst_fit = fit(
+    fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
-    batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    batch, seq, setting_changes = fit_of_fullest_rank.batch, fit_of_fullest_rank.seq, fit_of_fullest_rank.changes
     for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
@@ -115,7 +115,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
-        replace(worst_fit, batch=batch, seq=seq, changes=setting_changes),
+        replace(fit_of_fullest_rank, batch=batch, seq=seq, changes=setting_changes),
         untried_count,
         tuple(uncounted_layouts),
     )

@@ -126,8 +126,8 @@ class ShapeFamily:
         head_widths = [
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
-        can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
-        for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
+        has_even_heads = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
+        for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
             finer_family = replace(
                 self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
             )
@@ -408,7 +408,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
     cost_text = (
         f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     )
-    tie_text = (
+    tie_option = (
         "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
     )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
@@ -416,7 +416,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
         f"{model_family.width_step} "
         f"costs {cost_text} to within {tolerance_percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; "
-        f"expected another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
+        f"expected another budget, {tie_option}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 
@@ -478,13 +478,13 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
         return upper_depth
     interpolates_linearly = True
     while upper_depth - lower_depth > 1:
-        unbounded_guess = (
+        unclamped_depth = (
             lower_depth + (target_cost - lower_cost) * (upper_depth - lower_depth) // (upper_cost - lower_cost)
             if interpolates_linearly
             else (lower_depth + upper_depth) // 2
         )
-        guessed_depth, previous_span = (
-            min(max(unbounded_guess, lower_depth + 1), upper_depth - 1),
+        guessed_depth, previous_interval = (
+            min(max(unclamped_depth, lower_depth + 1), upper_depth - 1),
             upper_depth - lower_depth,
         )
         guessed_cost = cost_of_depth(guessed_depth)
@@ -492,7 +492,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
             lower_depth, lower_cost = guessed_depth, guessed_cost
         else:
             upper_depth, upper_cost = guessed_depth, guessed_cost
-        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_span
+        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_interval
     return lower_depth if target_cost - lower_cost <= upper_cost - target_cost else upper_depth
 
 

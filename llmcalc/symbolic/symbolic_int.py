@@ -21,9 +21,9 @@ class SymbolicInt(int):
     formula: Any
 
     def __new__(cls, number: int, formula: Any) -> SymbolicInt:
-        instance = super().__new__(cls, number)
-        instance.formula = formula
-        return instance
+        symbolic_int = super().__new__(cls, number)
+        symbolic_int.formula = formula
+        return symbolic_int
 
     def __repr__(self) -> str:
         return f"{self.formula} = {int(self)}"
@@ -76,18 +76,20 @@ def formula_of(number: int) -> Any:
     return number.formula if isinstance(number, SymbolicInt) else number
 
 
-def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    if not (isinstance(left, int) and isinstance(right, int)):
+def _apply(operation: Callable[[Any, Any], Any], left_operand: Any, right_operand: Any) -> Any:
+    if not (isinstance(left_operand, int) and isinstance(right_operand, int)):
         return NotImplemented
-    return SymbolicInt(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))
+    return SymbolicInt(
+        operation(int(left_operand), int(right_operand)), operation(formula_of(left_operand), formula_of(right_operand))
+    )
 
 
-def _floor_divide(left: Any, right: Any) -> Any:
+def _floor_divide(dividend: Any, divisor: Any) -> Any:
     """Computes left // right: the quotient if it is an integer, else its floor."""
-    if not (isinstance(left, int) and isinstance(right, int)):
+    if not (isinstance(dividend, int) and isinstance(divisor, int)):
         return NotImplemented
-    quotient_floor, remainder = divmod(int(left), int(right))
-    quotient = formula_of(left) / formula_of(right)
+    quotient_floor, remainder = divmod(int(dividend), int(divisor))
+    quotient = formula_of(dividend) / formula_of(divisor)
     if remainder:
         import sympy
 

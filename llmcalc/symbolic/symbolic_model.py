@@ -382,8 +382,8 @@ def _free_symbols(op: Any) -> set[Any]:
     symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
         op_field = getattr(op, field.name)
-        for field_element in op_field if isinstance(op_field, tuple) else (op_field,):
-            symbols |= getattr(field_element, "free_symbols", set())
+        for field_value in op_field if isinstance(op_field, tuple) else (op_field,):
+            symbols |= getattr(field_value, "free_symbols", set())
     return symbols
 
 
@@ -392,10 +392,10 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     blocks_by_kind = {name: layer for name, layer, count, _ in stack.layer_groups() if not is_zero(count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
-    other_traits = {
+    traits_of_other_layers = {
         trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
     }
-    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in other_traits), "base")
+    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in traits_of_other_layers), "base")
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
@@ -434,11 +434,15 @@ def _add_depth_symbols(
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
-        occurrences_of_letter = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in occurrences_of_letter)):
-            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+    for symbol_letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
+        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == symbol_letter]
+        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
+            base_name = (
+                symbol_letter
+                if i == 0 and symbol_letter not in (KEYS, ELEMENT_BYTES)
+                else f"{symbol_letter}_{_short_name(field)}"
+            )
+            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name
@@ -476,7 +480,10 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
             for size_occurrence in size_occurrences
         }
         if all(described_symbols.values()) and len(
-            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
+            {
+                (description, described_occurrence.value)
+                for described_occurrence, description in described_symbols.items()
+            }
         ) == len(set(described_symbols.values())):
             return described_symbols
     size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))

@@ -127,10 +127,10 @@ def _match_fused_group(
         )
     index_by_tensor_id = {id(expected_tensor): index for index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
-        words_of_name = set(tensor.name.split("."))
+        name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
-            for name_word in words_of_name
+            for name_word in name_words
             for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
         closest_tensor = min(

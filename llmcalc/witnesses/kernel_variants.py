@@ -223,10 +223,10 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
         losses = logits.new_zeros(logits.shape[0])
-        is_counted = labels != -100
-        is_counted.sum()
-        (labels * is_counted).max()
-        (labels * is_counted).min()
+        is_not_ignored = labels != -100
+        is_not_ignored.sum()
+        (labels * is_not_ignored).max()
+        (labels * is_not_ignored).min()
         loss = losses.sum()
         ctx.save_for_backward(logits.detach())
         return loss
@@ -268,8 +268,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
-        is_counted = labels != -100
-        is_counted.sum()
+        is_not_ignored = labels != -100
+        is_not_ignored.sum()
         device = "cuda" if x.is_cuda else "cpu"
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
@@ -446,8 +446,8 @@ def loss_of(
         )
     elif kernel_choices.cross_entropy == "selective-chunked":
         layer, last_tokens = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
-        completion = model_output[:, :-1, :][:, -last_tokens:, :]
-        loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
+        completion_states = model_output[:, :-1, :][:, -last_tokens:, :]
+        loss = LigerLogProbabilityLoss.apply(completion_states, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
     else:
@@ -566,9 +566,9 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
     def create_contexts() -> Any:
         call_counts = Counter[Any]()
 
-        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            call_counts[context.is_recompute, op] += 1
-            is_skipped = op in alternating_operations and call_counts[context.is_recompute, op] % 2 == 0
+        def policy(checkpoint_context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            call_counts[checkpoint_context.is_recompute, op] += 1
+            is_skipped = op in alternating_operations and call_counts[checkpoint_context.is_recompute, op] % 2 == 0
             return (
                 CheckpointPolicy.MUST_SAVE if op in operations and not is_skipped else CheckpointPolicy.PREFER_RECOMPUTE
             )
@@ -600,7 +600,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
 
 
 def _checkpoint_with_router_state(
-    run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any
+    run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, pass_state: Any
 ) -> Any:
     """Checkpoints a layer whose router reads the hidden state of the router in the previous layer.
 
@@ -609,13 +609,13 @@ def _checkpoint_with_router_state(
     """
 
     def run_with_router_state(x: Any, router_state: Any) -> Any:
-        saved_routing, run.router_state = run.router_state, router_state
+        saved_routing, pass_state.router_state = pass_state.router_state, router_state
         try:
-            return forward(x, run), run.router_state
+            return forward(x, pass_state), pass_state.router_state
         finally:
-            run.router_state = saved_routing
+            pass_state.router_state = saved_routing
 
-    layer_output, run.router_state = run_checkpointed(run_with_router_state, x, run.router_state)
+    layer_output, pass_state.router_state = run_checkpointed(run_with_router_state, x, pass_state.router_state)
     return layer_output
 
 

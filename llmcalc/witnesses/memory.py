@@ -233,7 +233,9 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
-        return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
+        return next(
+            reason for limit_applies, reason in _inference_limits(memory_use, run_setup, device) if limit_applies
+        )
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 
@@ -364,22 +366,22 @@ class InferenceBytes(NamedTuple):
 def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
     memory_meter = Meter()
-    steps_run = TrainingRun(spec, training, memory_meter=memory_meter)
-    steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
-    steps_run.set_up()
+    simulated_run = TrainingRun(spec, training, memory_meter=memory_meter)
+    simulated_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    simulated_run.set_up()
     set_up_bytes, bytes_of_steps = memory_meter.now, []
     for _ in range(step_count):
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            steps_run.next_batch()
-            loss = steps_run.forward()
+            simulated_run.next_batch()
+            loss = simulated_run.forward()
             live_bytes = memory_meter.now
-            saved_bytes = _saved_bytes(steps_run, loss)
-            steps_run.backward(loss)
+            saved_bytes = _saved_bytes(simulated_run, loss)
+            simulated_run.backward(loss)
             del loss
-        steps_run.update()
-        steps_run.zero_grad()
+        simulated_run.update()
+        simulated_run.zero_grad()
         bytes_of_steps.append(
             StepBytes(
                 **peaks_by_phase(memory_meter),
@@ -502,7 +504,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     with ShapeCache(), tracker:
         training_loop = TrainingLoop(spec, training, device)
         tracker.track_tensors((*training_loop.module.parameters(), *training_loop.module.buffers()))
-        set_up, bytes_of_steps = tracker.now, []
+        set_up_bytes, bytes_of_steps = tracker.now, []
         if isinstance(tracker, CpuStorageTracker):
             tracker.set_up = True
         for _ in range(step_count):
@@ -510,7 +512,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
             tracker.peak = tracker.now
             training_loop.step(record_phase)
             bytes_of_steps.append(StepBytes(**peaks_by_quantity, after=tracker.now, **results_after_forward))
-    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
+    return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
@@ -543,10 +545,10 @@ def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}
     with ShapeCache(), tracker:
-        passes = InferencePasses(spec, inference_config, device)
-        tracker.track_tensors((*passes.module.parameters(), *passes.module.buffers()))
+        inference_passes = InferencePasses(spec, inference_config, device)
+        tracker.track_tensors((*inference_passes.module.parameters(), *inference_passes.module.buffers()))
         if inference_config.phase == "decode":
-            passes.create_cache(cache_tensors)
+            inference_passes.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (passes.decode if inference_config.phase == "decode" else passes.prefill)()
+        (inference_passes.decode if inference_config.phase == "decode" else inference_passes.prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

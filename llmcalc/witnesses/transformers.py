@@ -198,7 +198,7 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, additions_of_nodes = (
+        cost, excess_of_node = (
             cost_in_class(model_type, quantity_name, cost, spec),
             class_count_excess(model_type, quantity_name, spec),
         )
@@ -206,7 +206,7 @@ def _checks(
             compare_modules(
                 model_tree,
                 quantity_name,
-                lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + excess_of_node(node_position.path),
                 modules,
                 measured_counts,
                 witness_name,
@@ -409,7 +409,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
     module_states = [
-        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+        module_state
+        for module_path, module_state in _module_states(model).items()
+        if states_before.get(module_path) is not module_state
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

@@ -98,24 +98,24 @@ class LinearScheme(QuantizationScheme):
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-        has_converted = False
+        has_converted_tensor = False
         for param in params:
             linear_format = self._format_of_tensor(param)
             if linear_format is None:
                 yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
-            has_converted = True
-            matrix_count, n_out, n_in = _matrix_shapes(param)
-            refusal_reason = linear_format.refusal_reason(n_out, n_in)
+            has_converted_tensor = True
+            matrix_count, out_features, in_features = _matrix_shapes(param)
+            refusal_reason = linear_format.refusal_reason(out_features, in_features)
             if refusal_reason:
                 remedy_text = "expected another scheme, or a model whose sizes it can hold"
                 unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy_text}")
                 raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
-            stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
+            stored_bytes = linear_format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
             yield param, stored_bytes * matrix_count
-        if not has_converted:
+        if not has_converted_tensor:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 

@@ -117,11 +117,14 @@ class MLXScheme(QuantizationScheme):
                 self.assumption_notes.add(ROUTERS)
             if self.head_in_doubt and param.kind == "lm_head" and module_format is self.default_format:
                 self.assumption_notes.add(HEAD)
-            *leading_axes, n_out, n_in = param.tensor.shape
+            *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            yield (
+                param,
+                module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8) * matrix_count,
+            )
         unused_entry = next(
             (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
             None,
@@ -154,10 +157,10 @@ class MLXScheme(QuantizationScheme):
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         column_count = param.tensor.shape[-1]
-        is_left_by_class = param.kind in self.unconverted_components and module_format is self.default_format
+        is_unconverted = param.kind in self.unconverted_components and module_format is self.default_format
         if (
             module_format is None
-            or is_left_by_class
+            or is_unconverted
             or (isinstance(column_count, int) and column_count % module_format.column_divisor)
         ):
             return None

@@ -78,11 +78,11 @@ class ModuleList:
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
             for entry_text in _unfused_entries(list_entry):
-                pattern_test = self._pattern_test(entry_text, config_field)
-                if pattern_test is None:
+                matches_pattern = self._pattern_test(entry_text, config_field)
+                if matches_pattern is None:
                     self._exact_entries.setdefault(entry_text, list_entry)
                 else:
-                    self._pattern_tests.append((list_entry, pattern_test))
+                    self._pattern_tests.append((list_entry, matches_pattern))
         self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
         self._field, self._matching_seconds = config_field, 0.0
 
@@ -158,12 +158,12 @@ class ModuleList:
     @property
     def unused_entries(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
-        tests_by_entry, used_entries = dict(self._pattern_tests), self.used
+        pattern_tests, used_entries = dict(self._pattern_tests), self.used
 
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""
-            entry_test, example_name = tests_by_entry.get(list_entry), _example_name(list_entry)
-            is_matched = any(tests_by_entry[text](example_name) for text in used_entries if text in tests_by_entry)
+            entry_test, example_name = pattern_tests.get(list_entry), _example_name(list_entry)
+            is_matched = any(pattern_tests[text](example_name) for text in used_entries if text in pattern_tests)
             return is_matched or (
                 entry_test is not None and any(entry_test(_example_name(entry_text)) for entry_text in used_entries)
             )
