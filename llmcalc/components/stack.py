@@ -165,10 +165,10 @@ class Stack(Component):
         )
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
-        full_variants = {
+        completed_variants = {
             name: _variant_table(block, table) if isinstance(table, dict) else table for name, table in variants.items()
         }
-        return {**stack_table, "variants": full_variants}
+        return {**stack_table, "variants": completed_variants}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

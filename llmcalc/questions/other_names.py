@@ -163,4 +163,7 @@ def engine_of_flag(flag_name: str) -> str:
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import FOLDERS, engine
 
-    return next((word for word in FOLDERS if flag_name in flags_by_spelling(engine(word).known_flags())), "")
+    return next(
+        (engine_name for engine_name in FOLDERS if flag_name in flags_by_spelling(engine(engine_name).known_flags())),
+        "",
+    )

@@ -201,10 +201,10 @@ def ask_plan(
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
         )
-        refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
-        refusals_by_batch = [reason for reason in batch_reasons if reason in refused]
+        refused_layouts, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
+        refusals_by_batch = [reason for reason in batch_reasons if reason in refused_layouts]
         if refusals_by_batch and (
-            layout_plan.is_batch_assumed or not suggestions or len(refused) == len(refusals_by_batch)
+            layout_plan.is_batch_assumed or not suggestions or len(refused_layouts) == len(refusals_by_batch)
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
             suggestions = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"

@@ -65,18 +65,20 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     return [
         Row(
             [
-                _check_name(check),
-                DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
+                _check_name(budget_check),
                 DisplayedValue(
-                    _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
-                    _limits_text(check, partial(_limit_text, check)),
+                    _validate_number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
                 ),
-                _write_share(check),
-                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
+                DisplayedValue(
+                    _limits_text(budget_check, lambda limit: str(_validate_number_or_none(limit.value))),
+                    _limits_text(budget_check, partial(_limit_text, budget_check)),
+                ),
+                _write_share(budget_check),
+                "fits" if budget_check.ok and budget_check.accelerator else "ok" if budget_check.ok else "no",
             ]
         )
-        for check in budget_checks
-        if check.target == model_target
+        for budget_check in budget_checks
+        if budget_check.target == model_target
     ]
 
 
@@ -93,13 +95,13 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
     other_limits = [
         checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
     ]
-    is_near_limit = any(
+    rounds_to_limit = any(
         write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
         for value in other_limits
     )
     return (
         f"{_validate_number_or_none(checked_value):,}"
-        if is_near_limit
+        if rounds_to_limit
         else write_value(_validate_number_or_none(checked_value))
     )
 

@@ -206,7 +206,11 @@ def _planned_framework_note(planned_framework: Framework | None) -> str:
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
+    all_fit = all(
+        accelerator_fit.verdict != "no"
+        for accelerator_fit in accelerator_fits
+        if accelerator_fit.hardware == planned_hardware
+    )
     title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
@@ -253,8 +257,8 @@ def _longest_samples_notes(
     if all(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     workload = cluster.memory.states.workload
-    counted = "1 sample is" if workload.batch == 1 else f"{workload.batch:,} samples are"
-    return [f"{counted} counted at the longest that the file allows, --seq {workload.seq}; shorter ones need less"]
+    samples_text = "1 sample is" if workload.batch == 1 else f"{workload.batch:,} samples are"
+    return [f"{samples_text} counted at the longest that the file allows, --seq {workload.seq}; shorter ones need less"]
 
 
 def _launch_notes(launched_run: Launch | None) -> list[str]:
@@ -395,7 +399,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
             [
                 rank.rank,
                 rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(first_and_last))) for first_and_last in layers[rank.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers[rank.stage]),
                 rank.device.peak_bytes,
                 rank.device.after_step_bytes,
                 rank.device.reserved_bytes,

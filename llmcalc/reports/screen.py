@@ -24,10 +24,10 @@ def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
     table_groups: list[list[Table]] = []
     for table in report.tables:
-        starts_answer = (
+        is_answer_start = (
             table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
         )
-        if starts_answer and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
+        if is_answer_start and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
             table_groups.append([])
         table_groups[-1].append(table)
     if report.counts_notes:

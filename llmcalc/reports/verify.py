@@ -318,7 +318,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    lines_left = MOST_FAILURES
+    remaining_lines = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -328,7 +328,10 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, lines_left = (comparisons[:lines_left], lines_left - len(comparisons[:lines_left]))
+            listed_checks, remaining_lines = (
+                comparisons[:remaining_lines],
+                remaining_lines - len(comparisons[:remaining_lines]),
+            )
             table_rows = [
                 Row(
                     [

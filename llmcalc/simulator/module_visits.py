@@ -60,12 +60,12 @@ class VisitMeter(Meter):
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
-        work_before = self._visits[0][2]
+        work_units_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_before)
+            ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_units_before)
             for module_place, peak, work_units in self._visits
         ]
-        return PassVisits(module_visits, EFFORT.units - work_before)
+        return PassVisits(module_visits, EFFORT.units - work_units_before)
 
 
 class PassVisits(NamedTuple):

@@ -65,12 +65,15 @@ class AllocatorOverhead(NamedTuple):
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
-        slop = max(run_overhead.slop for run_overhead in run_overheads)
+        rounding_bytes = max(run_overhead.slop for run_overhead in run_overheads)
         reserved_bytes = max(
             overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
         )
         return AllocatorOverhead(
-            requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
+            requested_bytes,
+            rounding_bytes,
+            reserved_bytes - requested_bytes - rounding_bytes,
+            run_overheads[-1].slop_after,
         )
 
     def extrapolate(

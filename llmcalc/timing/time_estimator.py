@@ -205,7 +205,7 @@ class TimedPass:
     def scaled(self, factor: Number) -> TimedPass:
         """Returns the pass with each kernel and message in `factor` times its seconds."""
         scaled_operations = [
-            replace(operation, **{part: factor * getattr(operation, part) for part in TIME_PARTS})
+            replace(operation, **{time_part: factor * getattr(operation, time_part) for time_part in TIME_PARTS})
             for operation in self.operations
         ]
         return replace(self, operations=scaled_operations)
@@ -539,8 +539,8 @@ class TimeEstimator:
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
         is_fused = self.stack.fused_experts and kernel.kind == "experts"
-        is_last = kernel.path.endswith("down_proj")
-        return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
+        is_down_projection = kernel.path.endswith("down_proj")
+        return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
         """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
@@ -610,11 +610,11 @@ class TimeEstimator:
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
-        chance = 1 - (1 - kernel.selection_chance) ** tokens
-        mean_experts, ranks = kernel.experts * chance, self.rank_pass.ep
+        read_probability = 1 - (1 - kernel.selection_chance) ** tokens
+        mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):
             return mean_experts
-        deviation = (mean_experts * (1 - chance) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
+        deviation = (mean_experts * (1 - read_probability) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
         return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -803,8 +803,10 @@ class TimeEstimator:
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        places = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
-        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.expert_groups)
+        destination_count = choose(
+            ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks
+        )
+        return share_of_16_bits * _copies_per_domain(destination_count, copies_per_token, layer_message.expert_groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

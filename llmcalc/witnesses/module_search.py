@@ -270,7 +270,7 @@ class _ModuleSearch:
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
         for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
-            module_names, _, share_text = name_alternative.partition("/")
+            module_names, _, divisor_text = name_alternative.partition("/")
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
@@ -279,7 +279,7 @@ class _ModuleSearch:
                 if not existing_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
+                return NodeModules(tuple(modules), tuple(subtracted_names), int(divisor_text or 1))
         return None
 
     def _modules_below(

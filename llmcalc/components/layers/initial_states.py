@@ -32,9 +32,9 @@ class InitialStatesLayer(PreNormLayer):
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
-        one_channel = (Axis("one", 1),)
+        scalar_axes = (Axis("one", 1),)
         x_lambda, initial_lambda = recorder.split(
-            recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel
+            recorder.vector("lambdas", Axis("mixed", 2)), scalar_axes, scalar_axes
         )
         recorder.hold(x=x)
         mixed_states = recorder.add(

@@ -78,10 +78,10 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_parts:
         return 0
-    width_for_bar = (
+    bar_width = (
         line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= width_for_bar), 0)
+    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
