@@ -210,9 +210,9 @@ class SideConvolution(StackPart):
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""
-        kernel, conv_groups = self.conv_kernel_size, self.conv_groups
+        kernel_size, conv_groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
-            recorder.conv("conv", x, *x.axes, kernel=kernel, groups=conv_groups, bias=True), self.conv_act
+            recorder.conv("conv", x, *x.axes, kernel=kernel_size, groups=conv_groups, bias=True), self.conv_act
         )
         recorder.hold(beside=convolution_output)
         return recorder.part(

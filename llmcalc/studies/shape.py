@@ -111,12 +111,13 @@ class ShapeFamily:
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
-        h, a, k, d = self.spec.hidden_size, head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
-        head_width = (self.head_dim or d) // self.head_divisor
-        heads = Fraction(a * d, h * head_width)
+        heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
+        head_width = (self.head_dim or head_sizes.head_dim) // self.head_divisor
+        width_share = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_width)
         if self.kv_ratio is not None:
-            return heads, heads * self.kv_ratio, head_width
-        return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, head_width
+            return width_share, width_share * self.kv_ratio, head_width
+        is_multi_query = kv_heads == 1 and heads > 1
+        return width_share, None if kv_heads is None or is_multi_query else width_share * kv_heads / heads, head_width
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
@@ -571,7 +572,7 @@ def _shape_of_size(
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=cache_size.bytes_per_token,
         kv_bytes=cache_size.bytes,
-        head_sizes=tuple(d for d in HEAD_SIZES if hidden_size % d == 0),
+        head_sizes=tuple(head_size for head_size in HEAD_SIZES if hidden_size % head_size == 0),
         verdicts=compare_with_studies(hidden_size, layers),
     )
 

@@ -151,8 +151,8 @@ class MLA(OptionalWindowMixer):
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
-        nope_dim, rope_dim, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v) - rope_dim})
+        nope_dim, rope_dim, v_dim = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v_dim) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         shared_latents = {self._latent_key(): "kv_shared" if self.kv_shared else ""}

@@ -57,7 +57,7 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        lru_axis, block_count, kernel = (
+        lru_axis, block_count, kernel_size = (
             Axis("lru", self.lru_width),
             Axis("blocks", self.num_attention_heads),
             self.conv1d_width,
@@ -65,9 +65,9 @@ class RGLRU(TokenMixer):
         gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
         inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
         inner_x = recorder.conv(
-            "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
+            "conv_1d", inner_x, lru_axis, kernel=kernel_size, groups=inner_x.width, bias=True, padding=kernel_size - 1
         )
-        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), state_kind="conv_state")
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel_size - 1), state_kind="conv_state")
         recurrence_gate = recorder.act(
             recorder.blocks("recurrent_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid"
         )

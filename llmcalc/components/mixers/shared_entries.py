@@ -468,8 +468,8 @@ def _reference_class() -> type[nn.Module]:
                 pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
             selected_entries = pass_memo["selected entries"]
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, gather_index), is_visible[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
             return kv_entries, (is_visible & selected_mask)[:, None]
 

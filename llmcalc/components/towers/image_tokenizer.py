@@ -537,8 +537,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.frames = 2**spec.temporal_levels
             self.encoder, self.decoder = ImageEncoder(spec), ImageDecoder(spec)
-            kernel = (3 if spec.over_frames else 1, 1, 1)
-            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
+            kernel_size = (3 if spec.over_frames else 1, 1, 1)
+            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel_size)
             if spec.generation is not None:
                 self.generation = GenerationModules(spec.generation, spec.codebook_size, spec.embed_dim)
             self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)

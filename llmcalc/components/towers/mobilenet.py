@@ -400,10 +400,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             padding_widths: list[int] = []
-            for grid_side, kernel, stride in zip(
+            for grid_side, kernel_side, stride in zip(
                 x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
             ):
-                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
+                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel_side - grid_side, 0)
                 padding_widths += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding_widths))
 
@@ -533,8 +533,8 @@ def _reference_class() -> type[nn.Module]:
             if grid_shape[0] % self.side or grid_shape[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
             else:
-                kernel = (grid_shape[0] // self.side, grid_shape[1] // self.side)
-                x = nn.functional.avg_pool2d(x, kernel, kernel)
+                kernel_size = (grid_shape[0] // self.side, grid_shape[1] // self.side)
+                x = nn.functional.avg_pool2d(x, kernel_size, kernel_size)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
     BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}

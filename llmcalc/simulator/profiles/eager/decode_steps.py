@@ -541,13 +541,16 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.t, module_steps["conv_1d"]
         gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
-        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
-        u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
+        conv_input = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
+        conv_input = aten.transpose(
+            self.convolve_after_state(conv_step, conv_input, "conv_state", conv_step.options["kernel"] - 1), 1, 2
+        )
         recurrent_gate = aten.to(
-            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
+            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], conv_input)),
+            FLOAT32,
         )
         recurrent_gate = aten.scale(recurrent_gate)
-        recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
+        recurrent_param = self.weight("recurrent_param", (conv_input.shape[-1],))
         log_a = aten.mul(recurrent_gate, aten.elementwise_function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
@@ -557,7 +560,8 @@ class DecodeStepKernels(ScanKernels):
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), saved_gates
+            aten.to(aten.mul(conv_input, self._sigmoid_gate(module_steps["input_gate"], conv_input)), FLOAT32),
+            saved_gates,
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))

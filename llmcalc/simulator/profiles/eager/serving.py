@@ -84,15 +84,15 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
-                module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
+                module_frame.local_tensors[value_name] = self.tensor_of(recorded_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(recorded_value):
-                self.memo[operation_name] = self.tensor_of(recorded_value)
+                self.memo[value_name] = self.tensor_of(recorded_value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 

@@ -51,10 +51,10 @@ class DeltaRuleKernels(ScanModuleKernels):
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
-            kernel = module_steps["conv1d"].options["kernel"]
+            kernel_size = module_steps["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
-                    self._convolution_weight(operation_name, part_width, kernel)
+                    self._convolution_weight(operation_name, part_width, kernel_size)
                     for operation_name, part_width in zip("qkv", projection_widths, strict=True)
                 ],
                 0,
@@ -225,10 +225,10 @@ class DeltaRuleKernels(ScanModuleKernels):
         conv_step = module_steps["conv1d"]
         self.state_tensors(module_steps["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel_size: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(
-            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
 
     def kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
