@@ -96,17 +96,15 @@ class WaveStem(Stem):
         if self.mask:
             recorder.vector("mask", *axes, role="idle")
         with recorder.scope("position"):
-            kernel_size = self.position_kernel
-            recorder.vector("length", Axis("taps", kernel_size))
-            row_padding = (
-                2 * floor_div(kernel_size, 2) + 1 - kernel_size
-            )  # an even kernel has one output more, which is cut off
+            kernel = self.position_kernel
+            recorder.vector("length", Axis("taps", kernel))
+            row_padding = 2 * floor_div(kernel, 2) + 1 - kernel  # an even kernel has one output more, which is cut off
             padded_rows = MultipliedRows(
                 "padded positions", source_rows=SOURCE, rows_per_source=1, extra_rows=row_padding
             )
             conv_groups = self.position_groups
             positions = recorder.conv(
-                "conv", frames, *axes, kernel=kernel_size, groups=conv_groups, bias=True, rows=padded_rows
+                "conv", frames, *axes, kernel=kernel, groups=conv_groups, bias=True, rows=padded_rows
             )
         return recorder.add(frames, recorder.act(positions.view(*axes, new_rows=SOURCE), self.hidden_act))
 

@@ -55,13 +55,10 @@ class Op:
     def __init_subclass__(cls) -> None:
         """Raises `TypeError` for a subclass whose methods do not match its declared effects."""
         method_effects = {
-            effect_name
-            for effect_name in EFFECTS
-            for base_class in cls.__mro__[:-2]
-            if effect_name in base_class.__dict__
+            effect for effect in EFFECTS for base_class in cls.__mro__[:-2] if effect in base_class.__dict__
         }
         effects_with_default_method = {
-            effect_name for effect_name in ("active_params", "backward_flops") if effect_name in cls.effects
+            effect for effect in ("active_params", "backward_flops") if effect in cls.effects
         }
         if cls.effects - EFFECTS:
             raise TypeError(f"{cls.__name__}.effects: {sorted(cls.effects - EFFECTS)} are no effects of an op")

@@ -117,15 +117,10 @@ def draw_timeline(ax: Axes, device: DeviceMemory, accelerator_fits: Sequence[Mem
         )
     peak_index = max(range(len(point_bytes)), key=point_bytes.__getitem__)
     peak_node = timeline_points[peak_index].module_path or PHASE_NAMES["step"]
-    text_alignment: Any = "right" if peak_index > len(point_bytes) / 2 else "left"
+    text_side: Any = "right" if peak_index > len(point_bytes) / 2 else "left"
     peak_text = f"{point_bytes[peak_index]:,.2f} {byte_scale.name}: {escape_label(peak_node)}  "
     ax.annotate(
-        peak_text,
-        (peak_index, point_bytes[peak_index]),
-        ha=text_alignment,
-        va="bottom",
-        color=INK,
-        bbox=TEXT_BACKGROUND,
+        peak_text, (peak_index, point_bytes[peak_index]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND
     )
     ax.set_xticks([])
     ax.set_ylabel(byte_scale.name)

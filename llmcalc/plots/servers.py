@@ -41,10 +41,7 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
 
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
-    curves = [
-        {curve_point.concurrency: curve_point for curve_point in points_by_concurrency}
-        for points_by_concurrency in studied_servers.curves
-    ]
+    curves = [{curve_point.concurrency: curve_point for curve_point in points} for points in studied_servers.curves]
     return [
         (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
     ]
@@ -117,21 +114,14 @@ def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
 def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws the TPOT of one server against its users, with the range as a band."""
     server_index = shown_server_index(studied_servers)
-    server_curve = studied_servers.curves[server_index]
-    users = [curve_point.concurrency for curve_point in server_curve]
+    curve = studied_servers.curves[server_index]
+    users = [curve_point.concurrency for curve_point in curve]
     low_curve, high_curve = (
-        [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in server_curve]
-        for range_end in ("low", "high")
+        [1e3 * float(getattr(curve_point.tpot, range_end)) for curve_point in curve] for range_end in ("low", "high")
     )
     ax.fill_between(users, low_curve, high_curve, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
     ax.plot(
-        users,
-        _tpot_milliseconds(server_curve),
-        color=SERIES[0],
-        linewidth=2,
-        marker="o",
-        markersize=3.5,
-        label="estimate",
+        users, _tpot_milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate"
     )
     if studied_servers.chosen is not None:
         curve_point = studied_servers.chosen.point
@@ -148,7 +138,7 @@ def draw_load_curve(ax: Axes, studied_servers: StudiedServers, latency_limits: L
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     _use_plain_tick_numbers(ax)
-    ax.set_xlabel(f"users at once; the cache holds {server_curve[-1].concurrency:,}")
+    ax.set_xlabel(f"users at once; the cache holds {curve[-1].concurrency:,}")
     ax.set_ylabel("TPOT, ms")
     server = studied_servers.servers[server_index]
     ax.set_title(f"Load of {escape_label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)

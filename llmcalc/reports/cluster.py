@@ -206,11 +206,7 @@ def _planned_framework_note(planned_framework: Framework | None) -> str:
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Writes a note on the choice of the layout for an accelerator."""
-    all_fit = all(
-        accelerator_fit.verdict != "no"
-        for accelerator_fit in accelerator_fits
-        if accelerator_fit.hardware == planned_hardware
-    )
+    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
     title = planned_hardware.title
     choice_text = (
         f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"

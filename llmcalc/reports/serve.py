@@ -379,11 +379,9 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
         return []
     cheapest_rate, cheapest_server = max(
         (
-            (server_point.per_device, server)
-            for server, server_point, keeps_limits in zip(
-                servers.servers, servers.points, servers.keeps_limits, strict=True
-            )
-            if keeps_limits and server_point is not None
+            (point.per_device, server)
+            for server, point, keeps_limits in zip(servers.servers, servers.points, servers.keeps_limits, strict=True)
+            if keeps_limits and point is not None
         ),
         key=lambda candidate: candidate[0],
     )

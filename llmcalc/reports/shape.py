@@ -234,7 +234,7 @@ def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
     return findings_data
 
 
-def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, includes_literature: bool) -> list[str]:
+def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_literature: bool) -> list[str]:
     family, first_stack = shape_study.family, shape_study.shapes[0].stack
     notes = [_shared_sizes_text(shape_study)]
     per_token_text = (
@@ -279,9 +279,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, inclu
     if shape_study.budget.kind == "train_flops":
         notes.append(_training_budget(shape_study))
     notes += [flops_per_token_note(shape_study.seq), cache_per_token_note(shape_study.dtype)]
-    return (
-        notes if includes_literature else [*notes, "--literature adds what published studies say about depth and width"]
-    )
+    return notes if adds_literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
 def _shared_sizes_text(shape_study: ShapeStudy) -> str:

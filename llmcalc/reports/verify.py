@@ -318,7 +318,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    remaining_lines = MOST_FAILURES
+    free_lines = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -328,10 +328,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, remaining_lines = (
-                comparisons[:remaining_lines],
-                remaining_lines - len(comparisons[:remaining_lines]),
-            )
+            listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
             table_rows = [
                 Row(
                     [

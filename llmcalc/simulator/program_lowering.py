@@ -71,7 +71,7 @@ class ProgramLowering(CacheTensors):
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
-        parameter_finder = type(self)(
+        finder = type(self)(
             AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
@@ -80,22 +80,17 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        parameter_finder.graph.enabled, parameter_finder.only_finds_parameters = False, True
-        parameter_finder.run_only, parameter_finder.first_layer_index = self.run_only, self.first_layer_index
-        parameter_finder.first_trained_layer, parameter_finder.trained_dtype = (
-            self.first_trained_layer,
-            self.trained_dtype,
-        )
-        parameter_finder.inputs = {
-            id_rows: empty(
-                parameter_finder.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64
-            )
+        finder.graph.enabled, finder.only_finds_parameters = False, True
+        finder.run_only, finder.first_layer_index = self.run_only, self.first_layer_index
+        finder.first_trained_layer, finder.trained_dtype = self.first_trained_layer, self.trained_dtype
+        finder.inputs = {
+            id_rows: empty(finder.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64)
             for id_rows in INPUTS
         }
-        parameter_finder.create_input_frames(program)
-        parameter_finder.create_stage_input(program)
-        parameter_finder.run(program)
-        return parameter_finder.weights, parameter_finder.buffers
+        finder.create_input_frames(program)
+        finder.create_stage_input(program)
+        finder.run(program)
+        return finder.weights, finder.buffers
 
     def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""

@@ -53,27 +53,24 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
-        rounding_bytes, free_bytes = (
+        rounding, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
             device.peak_reserved - device.peak_allocated,
         )
         return AllocatorOverhead(
-            requested_bytes.peak_requested, rounding_bytes, free_bytes, device.allocated - requested_bytes.requested
+            requested_bytes.peak_requested, rounding, free_bytes, device.allocated - requested_bytes.requested
         )
 
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
-        rounding_bytes = max(run_overhead.slop for run_overhead in run_overheads)
+        rounding = max(run_overhead.slop for run_overhead in run_overheads)
         reserved_bytes = max(
             overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
         )
         return AllocatorOverhead(
-            requested_bytes,
-            rounding_bytes,
-            reserved_bytes - requested_bytes - rounding_bytes,
-            run_overheads[-1].slop_after,
+            requested_bytes, rounding, reserved_bytes - requested_bytes - rounding, run_overheads[-1].slop_after
         )
 
     def extrapolate(
@@ -168,9 +165,7 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [
-            part for section_parts in self.parts.values() for part in section_parts if isinstance(part, LayerSweep)
-        ]
+        layer_sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, LayerSweep)]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:

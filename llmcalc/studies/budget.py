@@ -63,10 +63,8 @@ def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
     budgeted_models = [(model, _read_model_spec(model, folder)) for model in budget.model]
-    check_functions = [
-        check_function for model, preset in budgeted_models for check_function in _prepare_checks(model, preset)
-    ]
-    return [check_function() for check_function in check_functions]
+    check_functions = [check for model, preset in budgeted_models for check in _prepare_checks(model, preset)]
+    return [check() for check in check_functions]
 
 
 def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:

@@ -200,16 +200,16 @@ def _changed_nodes(
     earlier_preset: Preset | None, later_preset: Preset | None, seq: int, dtype: str, quantity_name: str
 ) -> list[QuantityChange]:
     """Returns the nodes whose value of a quantity differs, largest change first."""
-    cost_of_dtype, quantity_unit = COMPONENTS[quantity_name]
+    cost_of_dtype, unit = COMPONENTS[quantity_name]
     cost_function = cost_of_dtype(dtype)
     old_costs, new_costs = (
         {}
         if preset is None
-        else _costs_by_path(preset.model.tree(), cost_function, run_config_of(preset.model, seq=seq), quantity_unit)
+        else _costs_by_path(preset.model.tree(), cost_function, run_config_of(preset.model, seq=seq), unit)
         for preset in (earlier_preset, later_preset)
     )
     compared_nodes = (
-        QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), quantity_unit)
+        QuantityChange(node_path, old_costs.get(node_path), new_costs.get(node_path), unit)
         for node_path in dict.fromkeys([*new_costs, *old_costs])
     )
     return sorted((preset for preset in compared_nodes if preset.has_changed), key=lambda preset: -abs(preset.change))
@@ -223,9 +223,7 @@ COMPONENTS: dict[str, tuple[Callable[[str], Cost], Unit]] = {
 """Quantity that is compared by node → (format of the cache → the cost of a node for one sequence), and its unit."""
 
 
-def _costs_by_path(
-    model_tree: Node, cost_function: Cost, run_config: RunConfig, quantity_unit: Unit
-) -> dict[str, Number]:
+def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: Unit) -> dict[str, Number]:
     """Returns the sums of a quantity by path without layer indices, except optional parts and zeros."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
@@ -234,4 +232,4 @@ def _costs_by_path(
         ):
             node_path = INDEX.sub("", node_position.path)
             sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost
-    return {path: bits_to_bytes(cost) if quantity_unit == "bytes" else cost for path, cost in sums_by_path.items()}
+    return {path: bits_to_bytes(cost) if unit == "bytes" else cost for path, cost in sums_by_path.items()}

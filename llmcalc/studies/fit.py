@@ -179,12 +179,12 @@ def largest_fitting_number(
     stored_bytes: number → the part of the bytes that a closed form has. If it grows, the search starts where the
         capacity would be reached if the rest did not grow. None (default) for no such part.
     """
-    excess_by_number: dict[int, int] = {}
+    excess_by_value: dict[int, int] = {}
 
     def excess_bytes(candidate_number: int) -> int:
-        if candidate_number not in excess_by_number:
-            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity
-        return excess_by_number[candidate_number]
+        if candidate_number not in excess_by_value:
+            excess_by_value[candidate_number] = required_bytes(candidate_number) - capacity
+        return excess_by_value[candidate_number]
 
     lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
     is_predicted = stored_bytes is not None and stored_bytes(maximum) > stored_bytes(lower_number)
@@ -211,9 +211,7 @@ def largest_fitting_number(
             lower_number = upper_number
             if lower_number == maximum:
                 return maximum
-            next_upper_number = min(
-                WIDEN * lower_number, _number_at_capacity(excess_by_number, lower_number) * 51 // 50
-            )
+            next_upper_number = min(WIDEN * lower_number, _number_at_capacity(excess_by_value, lower_number) * 51 // 50)
             next_upper_number = (
                 max(lower_number + size_step if is_predicted else 2 * lower_number, next_upper_number)
                 // size_step
@@ -230,7 +228,7 @@ def largest_fitting_number(
         else:
             candidate_number = max(
                 lower_number + 1,
-                min(upper_number - 1, _next_trial_number(excess_by_number, lower_number, upper_number, trial_count)),
+                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, trial_count)),
             )
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
@@ -252,7 +250,7 @@ NEAR = 4
 
 
 def _next_trial_number(
-    excess_by_number: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
+    excess_by_value: Mapping[int, int], highest_fitting: int, lowest_too_large: int, trial_number: int
 ) -> int:
     """Returns the next number to try, between the largest fitting and the smallest failing number.
 
@@ -260,25 +258,25 @@ def _next_trial_number(
     two points up to `highest_fitting` too late. The search uses both lines and bisection in turn.
     """
     if trial_number % 3 == 0:
-        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_number[highest_fitting] // (
-            excess_by_number[lowest_too_large] - excess_by_number[highest_fitting]
+        return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
+            excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
     return (
-        _number_at_capacity(excess_by_number, highest_fitting) + 1
+        _number_at_capacity(excess_by_value, highest_fitting) + 1
         if trial_number % 3 == 1
         else (highest_fitting + lowest_too_large) // 2
     )
 
 
-def _number_at_capacity(excess_by_number: Mapping[int, int], highest_fitting: int) -> int:
+def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:
     """Returns the number at which the bytes reach the capacity, extrapolated from the two largest fitting numbers."""
     lower_number = max(
-        (candidate_number for candidate_number in excess_by_number if candidate_number < highest_fitting),
+        (candidate_number for candidate_number in excess_by_value if candidate_number < highest_fitting),
         default=highest_fitting,
     )
-    excess_difference = excess_by_number[highest_fitting] - excess_by_number[lower_number]
+    excess_difference = excess_by_value[highest_fitting] - excess_by_value[lower_number]
     return (
-        highest_fitting + (highest_fitting - lower_number) * -excess_by_number[highest_fitting] // excess_difference
+        highest_fitting + (highest_fitting - lower_number) * -excess_by_value[highest_fitting] // excess_difference
         if excess_difference > 0
         else WIDEN * highest_fitting
     )
@@ -463,9 +461,7 @@ def _training_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[di
     if run_settings.cross_entropy != "chunked":
         cheap_changes.append({"cross_entropy": "chunked"})
     recompute = run_settings.recompute or "none"
-    cheap_changes += [
-        {"recompute": recompute_mode} for recompute_mode in ("attention+matmuls", "full") if recompute == "none"
-    ]
+    cheap_changes += [{"recompute": mode} for mode in ("attention+matmuls", "full") if recompute == "none"]
     batch = model_memory.states.workload.batch
     if batch > 1:
         cheap_changes.append({"batch": 1, "num_microbatches": batch * (run_settings.num_microbatches or 1)})

@@ -382,12 +382,8 @@ def _changes_that_fit(
                 recomputing_question.fit_of(recomputed_candidate),
             )
     if fewest_devices is not None and fewest_devices != devices and fewest_candidate is not None:
-        several_devices_question = devices_question.several_devices_question if fewest_devices > devices else None
-        framework_option = (
-            ""
-            if several_devices_question is None
-            else f" --framework {several_devices_question.estimates.framework.name}"
-        )
+        other_question = devices_question.several_devices_question if fewest_devices > devices else None
+        framework_option = "" if other_question is None else f" --framework {other_question.estimates.framework.name}"
         yield SettingChange(
             devices_option(fewest_devices, fewest_candidate.layout) + framework_option,
             MemoryFit(devices_question.hardware, fewest_candidate.device_bytes),

@@ -159,10 +159,8 @@ class LayoutPlan:
     @property
     def assumed_batch(self) -> str:
         """The `--global-batch` option of an assumed batch below one micro-batch per device; else empty."""
-        is_small_batch = self.is_batch_assumed and self.global_batch < self.devices * int(
-            self.memory.states.workload.batch
-        )
-        return f"--global-batch {self.global_batch}" if is_small_batch else ""
+        is_small = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
+        return f"--global-batch {self.global_batch}" if is_small else ""
 
     @property
     def batch_of_cost(self) -> int:

@@ -197,10 +197,8 @@ class Server:
 
     def _point_of_load(self, concurrency: float, load: LoadLatencies) -> LoadPoint:
         """Returns the point of a concurrency with the load of one replica."""
-        tokens_per_second = self.replicas * load.output_tokens_per_second
-        cost_per_million = (
-            None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / tokens_per_second * 1e6
-        )
+        rate = self.replicas * load.output_tokens_per_second
+        cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
 
     def _latency_ranges(self, load: LoadLatencies) -> tuple[TimeRange, TimeRange]:

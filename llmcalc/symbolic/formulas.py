@@ -152,10 +152,7 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The node's name, with a label of the layer's kind if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return (
-            ".".join(name_part for name, label, _ in self.path_names for name_part in (name, label) if name_part)
-            or "model"
-        )
+        return ".".join(part for name, label, _ in self.path_names for part in (name, label) if part) or "model"
 
 
 class Formulas:

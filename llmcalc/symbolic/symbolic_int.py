@@ -76,12 +76,10 @@ def formula_of(number: int) -> Any:
     return number.formula if isinstance(number, SymbolicInt) else number
 
 
-def _apply(operation: Callable[[Any, Any], Any], left_operand: Any, right_operand: Any) -> Any:
-    if not (isinstance(left_operand, int) and isinstance(right_operand, int)):
+def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
-    return SymbolicInt(
-        operation(int(left_operand), int(right_operand)), operation(formula_of(left_operand), formula_of(right_operand))
-    )
+    return SymbolicInt(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))
 
 
 def _floor_divide(dividend: Any, divisor: Any) -> Any:

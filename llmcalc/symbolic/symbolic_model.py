@@ -434,14 +434,10 @@ def _add_depth_symbols(
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for symbol_letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
-        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == symbol_letter]
+    for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
+        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
         for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
-            base_name = (
-                symbol_letter
-                if i == 0 and symbol_letter not in (KEYS, ELEMENT_BYTES)
-                else f"{symbol_letter}_{_short_name(field)}"
-            )
+            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
             occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
@@ -480,10 +476,7 @@ def _subscripts(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, 
             for size_occurrence in size_occurrences
         }
         if all(described_symbols.values()) and len(
-            {
-                (description, described_occurrence.value)
-                for described_occurrence, description in described_symbols.items()
-            }
+            {(description, occurrence.value) for occurrence, description in described_symbols.items()}
         ) == len(set(described_symbols.values())):
             return described_symbols
     size_values = list(dict.fromkeys(size_occurrence.value for size_occurrence in size_occurrences))

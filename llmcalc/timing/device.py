@@ -117,14 +117,12 @@ class Device:
         sums_in_16_bits: whether 16-bit products add in 16 bits; default false, which is in float32.
         """
         units_format = self.format_of(dtype)
-        rate_share = self.generation.products[units_format]
+        share = self.generation.products[units_format]
         if sums_in_16_bits and units_format == "bf16":
-            rate_share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
+            share *= self.gains_of_16_bit_sums.get(units_format, 1.0)
         else:
-            rate_share = self._share_with_float32_sums(rate_share, units_format)
-        return (
-            self.peak_rates[units_format] * rate_share * (self.sustained_share(units_format) if is_sustained else 1.0)
-        )
+            share = self._share_with_float32_sums(share, units_format)
+        return self.peak_rates[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
 
     def _share_with_float32_sums(self, rate_share: float, units_format: str) -> float:
         """Returns the share of the peak rate with float32 accumulation. rate_share: the share at the units' full rate.

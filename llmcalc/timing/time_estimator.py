@@ -803,10 +803,8 @@ class TimeEstimator:
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        destination_count = choose(
-            ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks
-        )
-        return share_of_16_bits * _copies_per_domain(destination_count, copies_per_token, layer_message.expert_groups)
+        domains = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
+        return share_of_16_bits * _copies_per_domain(domains, copies_per_token, layer_message.expert_groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

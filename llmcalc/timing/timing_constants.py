@@ -331,24 +331,22 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
     if not _can_combine(first_name, setting_names):
         return None
-    merged_stack = stacks[first_name]
+    combined = stacks[first_name]
     for setting_name in setting_names:
         setting, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
-        if not merged_stack.exchange_stack:
+        if not combined.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
-            exchange_stack = f"{merged_stack.name}+{setting.exchange_stack}"
+            exchange_stack = f"{combined.name}+{setting.exchange_stack}"
         else:
-            exchange_stack = f"{merged_stack.exchange_stack}+{setting_name}"
+            exchange_stack = f"{combined.exchange_stack}+{setting_name}"
         description_fields = {
-            "name": f"{merged_stack.name}+{setting_name}",
-            "title": f"{merged_stack.title}, {setting.title.partition(' ')[2]}",
+            "name": f"{combined.name}+{setting_name}",
+            "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
             "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,
         }
-        merged_stack = TimeStack(
-            **{**_merged_figures(merged_stack.model_dump(), setting_figures), **description_fields}
-        )
-    return merged_stack
+        combined = TimeStack(**{**_merged_figures(combined.model_dump(), setting_figures), **description_fields})
+    return combined

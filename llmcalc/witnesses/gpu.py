@@ -171,9 +171,7 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
-    workspaces = sum(
-        memory_term.bytes for memory_term in device_memory.terms if memory_term.name == "cuBLAS workspaces"
-    )
+    workspaces = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
         "requested_bytes": device_memory.exact_bytes + workspaces,
         "allocated_bytes": device_memory.peak_bytes,

@@ -233,9 +233,7 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if device == "cuda" and run_setup.kernel_choices.attention == "flash" and _values_differ_in_size(spec):
         return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run_setup, InferenceConfig):
-        return next(
-            reason for limit_applies, reason in _inference_limits(memory_use, run_setup, device) if limit_applies
-        )
+        return next(reason for applies, reason in _inference_limits(memory_use, run_setup, device) if applies)
     return next(reason for reason_applies, reason in _training_limits(run_setup, device) if reason_applies)
 
 

@@ -141,10 +141,10 @@ def verify_reference(
 def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures seconds, FLOP/s and bytes of a forward pass, on CUDA with enough tokens to keep the GPU busy."""
     seq_len = gpu_filling_seq(spec, seq) if device == "cuda" else seq
-    input_ids = token_ids(spec, batch, seq_len, device, is_random=True)
-    source_input = input_ids if spec.kind == "encoder-decoder" else None
+    ids = token_ids(spec, batch, seq_len, device, is_random=True)
+    source_input = ids if spec.kind == "encoder-decoder" else None
     flops = spec.tree().total(forward_flops_of, RunConfig(Workload(batch=batch, seq=seq_len)))
-    return measure_forward(module, lambda: module(input_ids, source_input), flops, batch * seq_len)
+    return measure_forward(module, lambda: module(ids, source_input), flops, batch * seq_len)
 
 
 def device_dtype(device: Device) -> str:
@@ -241,14 +241,14 @@ def _checks(
     skip_modules(module, repeats)
 
     has_values = device != "meta"
-    input_ids = token_ids(spec, batch, seq, device, has_values)
+    ids = token_ids(spec, batch, seq, device, has_values)
     source_input = encoder_input(spec, batch, seq, device_dtype(device), device, has_values)
     has_mtp = spec.mtp is not None or spec.proposal is not None
 
     def run_model() -> list[torch.Tensor]:
         if spec.pooler is not None:
-            return list(module(input_ids, source_input, with_pooled=True))
-        model_outputs = module(input_ids, source_input, with_mtp=has_mtp)
+            return list(module(ids, source_input, with_pooled=True))
+        model_outputs = module(ids, source_input, with_mtp=has_mtp)
         logits, logits_ahead = model_outputs if has_mtp else (model_outputs, [])
         return [logits, *logits_ahead]
 
@@ -269,9 +269,7 @@ def _checks(
 
     cache_store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
     has_head = spec.head.type in ("lm", "classification")
-    prefill_flops, _ = count_flops(
-        module, lambda: [module(input_ids, source_input, store=cache_store, last_only=has_head)]
-    )
+    prefill_flops, _ = count_flops(module, lambda: [module(ids, source_input, store=cache_store, last_only=has_head)])
     yield from compare_with_model(
         "prefill_flops",
         forward_flops_of,

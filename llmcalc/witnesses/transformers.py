@@ -409,9 +409,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         stored_cache = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored_cache})
     module_states = [
-        module_state
-        for module_path, module_state in _module_states(model).items()
-        if states_before.get(module_path) is not module_state
+        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
     ]
     stored_cache = [stored_cache, *module_states] if module_states else stored_cache
     return MeasuredPass(

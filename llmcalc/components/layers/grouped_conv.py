@@ -62,11 +62,8 @@ class GroupedConvLayer(PreNormLayer):
             channels = group_axis, Axis("channels", self.conv_group_size)
             with recorder.scope(f"{sublayer}_conv", kind="convolution"):
                 base_rows = [
-                    [
-                        recorder.vector(f"base_kernel_{side_index}_{tap_index}", *channels)
-                        for tap_index in range(self.conv_kernel_size)
-                    ]
-                    for side_index in range(2)
+                    [recorder.vector(f"base_kernel_{side}_{tap}", *channels) for tap in range(self.conv_kernel_size)]
+                    for side in range(2)
                 ]
                 computed_kernels = recorder.linear(
                     "kernel_projection", normed_x, side_axis, filter_taps, group_axis, Axis("one", 1)
@@ -117,18 +114,14 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.sizes, self.group_size = (2, filter_taps, hidden_size // group_size), group_size
             for convolution_side in range(2):
-                for tap_index in range(filter_taps):
-                    self.add_module(
-                        f"base_kernel_{convolution_side}_{tap_index}", vector_module(torch.rand(hidden_size))
-                    )
+                for tap in range(filter_taps):
+                    self.add_module(f"base_kernel_{convolution_side}_{tap}", vector_module(torch.rand(hidden_size)))
             self.kernel_projection = nn.Linear(hidden_size, 2 * filter_taps * (hidden_size // group_size), bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
             token_kernels = self.kernel_projection(x).unflatten(-1, self.sizes).repeat_interleave(self.group_size, -1)
             kernel_rows: list[Any] = [
-                self.get_submodule(f"base_kernel_{i}_{tap_index}").weight
-                for i in range(2)
-                for tap_index in range(self.sizes[1])
+                self.get_submodule(f"base_kernel_{i}_{tap}").weight for i in range(2) for tap in range(self.sizes[1])
             ]
             kernels: Tensor = token_kernels + torch.stack(kernel_rows).unflatten(0, self.sizes[:2])
             return kernels
@@ -136,10 +129,8 @@ def _reference_class() -> type[nn.Module]:
     def convolve(x: Tensor, kernel: Tensor) -> Tensor:
         """Convolves the tokens of a pass as one block. kernel: [batch, tokens, taps, width]."""
         conv_output = kernel[..., 0, :] * x
-        for tap_index in range(1, kernel.shape[-2]):
-            conv_output = (
-                conv_output + kernel[..., tap_index, :] * nn.functional.pad(x, (0, 0, tap_index, 0))[:, : x.shape[1]]
-            )
+        for tap in range(1, kernel.shape[-2]):
+            conv_output = conv_output + kernel[..., tap, :] * nn.functional.pad(x, (0, 0, tap, 0))[:, : x.shape[1]]
         return conv_output
 
     class GroupedConvLayerReference(pre_norm_class()):  # type: ignore[misc]

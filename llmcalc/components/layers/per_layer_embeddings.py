@@ -51,12 +51,10 @@ class PerLayerEmbedding(StackPart):
 
     def flow(self, recorder: Flow, x: Value, layers: Number = 1) -> Value:
         vector_axes = Axis("layers", layers), Axis("per_layer", self.hidden_size_per_layer_input)
-        vocab_size, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
+        vocab, vector_size = self.vocab_size_per_layer_input, self.hidden_size_per_layer_input
         table_vectors = None
-        if vocab_size is not None:
-            table_vectors, _ = recorder.table(
-                "embed", Axis("vocab", vocab_size), *vector_axes, of=x.rows, by="known ids"
-            )
+        if vocab is not None:
+            table_vectors, _ = recorder.table("embed", Axis("vocab", vocab), *vector_axes, of=x.rows, by="known ids")
             table_vectors = recorder.scale(table_vectors, vector_size**0.5)
         projected_x = recorder.scale(recorder.linear("projection", x, *vector_axes), x.width**-0.5)
         recorder.hold(mapped=projected_x, **({} if table_vectors is None else {"looked_up": table_vectors}))

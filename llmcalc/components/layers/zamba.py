@@ -260,11 +260,9 @@ def _reference_class() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return self.up(self.down(x))
 
-    def build_adapters(spec: SharedBlock, in_features: int, out_features: int) -> nn.ModuleList:
+    def build_adapters(spec: SharedBlock, n_in: int, n_out: int) -> nn.ModuleList:
         """Builds the running adapter of this layer, and unused adapters of the other layers."""
-        return nn.ModuleList(
-            LowRankAdapter(in_features, spec.adapter_rank or 0, out_features) for _ in range(1 + spec.idle_adapters)
-        )
+        return nn.ModuleList(LowRankAdapter(n_in, spec.adapter_rank or 0, n_out) for _ in range(1 + spec.idle_adapters))
 
     class AdaptedLinear(nn.Linear):
         """A linear layer with the adapter of the running layer, which also stores the adapters of other layers."""

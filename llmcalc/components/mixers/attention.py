@@ -442,19 +442,17 @@ class Attention(TokenMixer):
 
     def _normalize_and_rotate(self, recorder: Flow, x: Value, norm_name: str, head_dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the spec's order."""
-        qk_norm = self.qk_norm
+        qk = self.qk_norm
 
         def normalize_heads(v: Value) -> Value:
-            assert qk_norm is not None
-            normed_axes = v.axes if qk_norm.scope == "projection" else (head_dim,)
-            head_axis = v.axes[0] if qk_norm.scope == "per_head" else None
-            return recorder.norm(
-                norm_name, v, qk_norm.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None
-            )
+            assert qk is not None
+            normed_axes = v.axes if qk.scope == "projection" else (head_dim,)
+            head_axis = v.axes[0] if qk.scope == "per_head" else None
+            return recorder.norm(norm_name, v, qk.norm, normed_axes, head_axis if isinstance(head_axis, Axis) else None)
 
-        x = normalize_heads(x) if qk_norm is not None and qk_norm.order == "before_rope" else x
+        x = normalize_heads(x) if qk is not None and qk.order == "before_rope" else x
         x = recorder.rope(x, self.position) if isinstance(self.position, Rope) else x
-        return normalize_heads(x) if qk_norm is not None and qk_norm.order == "after_rope" else x
+        return normalize_heads(x) if qk is not None and qk.order == "after_rope" else x
 
     def _keys_and_values(
         self,

@@ -115,14 +115,12 @@ def _reference_class() -> type[nn.Module]:
         """
 
         def forward(self, x: Tensor, filters: Tensor, pass_state: PassState, state_module: Any) -> Tensor:
-            kernel_size = filters.shape[-1]
+            kernel = filters.shape[-1]
             stored_input = state_module.load(pass_state)
-            earlier_inputs = (
-                x.new_zeros(x.shape[0], kernel_size, x.shape[-1]) if stored_input is None else stored_input[0]
-            )
+            earlier_inputs = x.new_zeros(x.shape[0], kernel, x.shape[-1]) if stored_input is None else stored_input[0]
             tokens_with_past = torch.cat([earlier_inputs, x], 1)
-            state_module.keep(pass_state, tokens_with_past[:, -kernel_size:])
-            windows = tokens_with_past[:, 1:].unfold(1, kernel_size, 1)  # [batch, tokens, channels, kernel]
+            state_module.keep(pass_state, tokens_with_past[:, -kernel:])
+            windows = tokens_with_past[:, 1:].unfold(1, kernel, 1)  # [batch, tokens, channels, kernel]
             return (windows[..., None, :] @ filters[..., None])[..., 0, 0]
 
     class JetBlockReference(nn.Module):

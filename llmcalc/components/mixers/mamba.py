@@ -80,20 +80,14 @@ class Mamba(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
         state_axis = Axis("state", self.state_size)
-        kernel_size = self.conv_kernel
+        kernel = self.conv_kernel
         projected_x = recorder.linear("in_proj", x, JoinedShapes(((inner_axis,), (inner_axis,))), bias=self.use_bias)
         inner_x, gate = recorder.split(projected_x, (inner_axis,), (inner_axis,))
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
-            "conv1d",
-            inner_x,
-            inner_axis,
-            kernel=kernel_size,
-            groups=inner_x.width,
-            bias=has_bias,
-            padding=kernel_size - 1,
+            "conv1d", inner_x, inner_axis, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", inner_axis, Axis("kernel", kernel_size), state_kind="conv_state")
+        recorder.state("conv_state", inner_axis, Axis("kernel", kernel), state_kind="conv_state")
         inner_x = recorder.act(inner_x, self.hidden_act)
         time_step, b, c = self._scan_inputs(recorder, inner_x, inner_axis, state_axis)
         op = SelectiveScan(inner_x.width, self.state_size, inner_x.rows)

@@ -92,7 +92,7 @@ class Mamba2(TokenMixer):
         heads = Axis("heads", self.num_heads)
         head_dim = Axis("head_dim", self.head_dim)
         head_groups = Axis("groups", self.n_groups)
-        state_axis, kernel_size = Axis("state", self.state_size), self.conv_kernel
+        state_axis, kernel = Axis("state", self.state_size), self.conv_kernel
         inner_axes: Shape = (heads, head_dim)
         # the gate and Δ skip the convolution
         conv_channels = JoinedShapes((inner_axes, (head_groups, state_axis), (head_groups, state_axis)))
@@ -104,15 +104,9 @@ class Mamba2(TokenMixer):
         )
         has_bias = self.use_conv_bias
         inner_x = recorder.conv(
-            "conv1d",
-            inner_x,
-            conv_channels,
-            kernel=kernel_size,
-            groups=inner_x.width,
-            bias=has_bias,
-            padding=kernel_size - 1,
+            "conv1d", inner_x, conv_channels, kernel=kernel, groups=inner_x.width, bias=has_bias, padding=kernel - 1
         )
-        recorder.state("conv_state", conv_channels, Axis("kernel", kernel_size), state_kind="conv_state")
+        recorder.state("conv_state", conv_channels, Axis("kernel", kernel), state_kind="conv_state")
         inner_x, b, c = recorder.split(recorder.act(inner_x, self.hidden_act), *conv_channels.shapes)
         scan_inputs = inner_x, time_step, recorder.repeat(b, heads), recorder.repeat(c, heads)
         scan_sizes = time_step.width, self.head_dim, self.state_size, x.rows
@@ -180,10 +174,8 @@ def scan_class() -> type[nn.Module]:
         """
         cumulative_decay = log_decay.cumsum(-1)
         pair_log_decay = cumulative_decay[..., :, None] - cumulative_decay[..., None, :]
-        causal_mask = torch.ones(
-            log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device
-        ).tril()
-        return torch.exp(pair_log_decay.masked_fill(~causal_mask, float("-inf")))
+        causal = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~causal, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Runs Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).

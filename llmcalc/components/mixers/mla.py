@@ -255,13 +255,9 @@ class MLA(OptionalWindowMixer):
         computed_latents: list[tuple[Any, Value, Value]] = recorder.memo.setdefault("latents", [])
         if self.kv_shared:
             empty_values = Value(x.rows, (latent,), is_constant=True), Value(x.rows, (rope,), is_constant=True)
-            latents_newest_first = reversed(computed_latents)
+            latest_latents = reversed(computed_latents)
             latents, k_rope = next(
-                (
-                    (latents, k_rope)
-                    for computed_key, latents, k_rope in latents_newest_first
-                    if computed_key == latent_key
-                ),
+                ((latents, k_rope) for memo_key, latents, k_rope in latest_latents if memo_key == latent_key),
                 empty_values,
             )
             return latents.view(latent), k_rope.view(rope)

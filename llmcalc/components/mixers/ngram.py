@@ -115,32 +115,25 @@ class NgramAttention(EqualHeadsMixer):
         q, k, v = (
             recorder.linear(projection, x, heads, head_dim, bias=True) for projection in ("q_proj", "k_proj", "v_proj")
         )
-        distance_buckets = recorder.linear(
+        buckets = recorder.linear(
             "relative_proj", x, JoinedShapes(((Axis("buckets", self.num_buckets), heads),)), bias=True
         )
         num_heads = q.axes[0].size  # those of the rank
-        recorder.hold(q=q, k=k, v=v, buckets=distance_buckets)
+        recorder.hold(q=q, k=k, v=v, buckets=buckets)
         keys, values = recorder.cache(
             "cache", "full_attention", recorder.resized(k, tokens), recorder.resized(v, tokens)
         )
-        main_stream_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
+        main_core = ops.AttentionCore(num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens)
         attn_output = recorder.core(
-            "core",
-            main_stream_core,
-            recorder.resized(q, tokens),
-            keys,
-            values,
-            distance_buckets,
-            axes=(heads, head_dim),
-            rows=tokens,
+            "core", main_core, recorder.resized(q, tokens), keys, values, buckets, axes=(heads, head_dim), rows=tokens
         )
         predict_core = ops.PredictStreamAttentionCore(
             num_heads, head_sizes.head_dim, head_sizes.head_dim, rows=tokens, streams=self.ngram
         )
-        predict_output = recorder.core(
-            "predict_core", predict_core, q, keys, values, k, v, distance_buckets, axes=(heads, head_dim), rows=streams
+        prediction = recorder.core(
+            "predict_core", predict_core, q, keys, values, k, v, buckets, axes=(heads, head_dim), rows=streams
         )
-        joined_streams = recorder.cat(attn_output, predict_output, axes=(heads, head_dim), rows=x.rows)
+        joined_streams = recorder.cat(attn_output, prediction, axes=(heads, head_dim), rows=x.rows)
         recorder.hold(out=joined_streams)
         return recorder.linear("o_proj", joined_streams, *x.axes, bias=True)
 
@@ -206,10 +199,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         def _distance_bucket(self, distance: Tensor) -> Tensor:
             """Returns the bucket of each distance to an earlier key; larger distances share buckets."""
             exact_distances = max(1, self.spec.num_buckets // 2)
-            logarithmic_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
-            return torch.where(distance < exact_distances, distance, logarithmic_bucket).clamp(
-                0, self.spec.num_buckets - 1
-            )
+            log_bucket = exact_distances + (distance.clamp(min=1) / exact_distances).log2().long()
+            return torch.where(distance < exact_distances, distance, log_bucket).clamp(0, self.spec.num_buckets - 1)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             (q, *predict_q), (k, *predict_k), (v, *predict_v), (main_scores, *predict_scores) = (

@@ -181,15 +181,13 @@ class SharedEntryAttention(EntryAttention):
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_unpooled_rows(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
-                kv = recorder.weighted_mean(
-                    *(recorder.windows(series_rows, compress_rate) for series_rows in unpooled_rows)
-                )
+                kv = recorder.weighted_mean(*(recorder.windows(rows, compress_rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
             kv_entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=kv_entries)
             op = ops.EntryCache(
-                head_dim.size, compress_rate.size, sum(series_rows.width for series_rows in unpooled_rows), rows=x.rows
+                head_dim.size, compress_rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows
             )
             return latent, recorder.keep_entries(op, kv_entries, *unpooled_rows)
 

@@ -54,10 +54,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: ValueConvolution, heads: int) -> None:
             super().__init__()
-            kernel_size = spec.conv_kernel_size
-            self.conv = nn.Conv2d(
-                heads, heads, (kernel_size, 1), padding=(kernel_size // 2, 0), bias=False, groups=heads
-            )
+            kernel = spec.conv_kernel_size
+            self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
 
         def forward(self, values: Tensor) -> Tensor:
             return self.conv(values)

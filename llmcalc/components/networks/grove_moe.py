@@ -109,10 +109,7 @@ class GroveMoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu, narrow_swiglu = (
-            FeedForward(intermediate_size=intermediate_size, hidden_act="silu", gated=True)
-            for intermediate_size in (16, 8)
-        )
+        swiglu, narrow_swiglu = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
         return [
             cls(
                 num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=narrow_swiglu

@@ -130,9 +130,7 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
 
 def _tower_input(default_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
-    values_of_width = (
-        tower_output for tower_output in tower_outputs if are_equal(tower_output.width, default_input.width)
-    )
+    values_of_width = (output for output in tower_outputs if are_equal(output.width, default_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 

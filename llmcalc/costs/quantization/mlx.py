@@ -117,14 +117,11 @@ class MLXScheme(QuantizationScheme):
                 self.assumption_notes.add(ROUTERS)
             if self.head_in_doubt and param.kind == "lm_head" and module_format is self.default_format:
                 self.assumption_notes.add(HEAD)
-            *leading_axes, out_features, in_features = param.tensor.shape
+            *leading_axes, n_out, n_in = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield (
-                param,
-                module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8) * matrix_count,
-            )
+            yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
         unused_entry = next(
             (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
             None,

@@ -141,11 +141,9 @@ class ProductOperations(ElementwiseOperations):
         row_shape, column_count = a.shape, sum(matrix.shape[2] for matrix in matrices)
         gradient_layouts = []
         for matrix in matrices:
-            _, in_features, out_features = matrix.shape
+            _, n_in, n_out = matrix.shape
             is_column_major = is_size_one(matrix.strides[1]) and not is_size_one(matrix.strides[2])
-            gradient_layouts.append(
-                (matrix.shape, (in_features * out_features, 1, in_features) if is_column_major else None)
-            )
+            gradient_layouts.append((matrix.shape, (n_in * n_out, 1, n_in) if is_column_major else None))
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             gradients = self._empty_gradients(output_gradient, gradient_layouts, needs_input_grad[1:])

@@ -65,33 +65,29 @@ class RankStorageTracker(CpuStorageTracker):
             return self._run_collective(function, args, kwargs or {})
         return super().__torch_dispatch__(function, types, args, kwargs)
 
-    def _run_collective(self, collective: Any, args: Any, kwargs: Any) -> Any:
+    def _run_collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs a collective, and waits until gloo's threads have released its tensors, for reproducible counts."""
         tensors: list[Any] = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         use_counts = [leaf._use_count() for leaf in tensors]
-        output = collective(*args, **kwargs)
-        if collective.namespace == "c10d" and collective._opname not in POINT_TO_POINT:
+        output = func(*args, **kwargs)
+        if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
             *output_tensors, work_handle = output
             dist.Work.unbox(work_handle).wait()
-            if collective._opname in BUCKET_OPERATIONS:
+            if func._opname in BUCKET_OPERATIONS:
                 return output
             del work_handle
             finished_future: torch.futures.Future[Any] = torch.futures.Future()
             finished_future.set_result([])
             output = (*output_tensors, c10d._create_work_from_future(finished_future).boxed())
-        elif (
-            collective.namespace == "_c10d_functional"
-            and isinstance(output, Tensor)
-            and collective._opname != "wait_tensor"
-        ):
+        elif func.namespace == "_c10d_functional" and isinstance(output, Tensor) and func._opname != "wait_tensor":
             torch.ops._c10d_functional.wait_tensor(output)
             tensors.append(output)
             use_counts.append(1)
-        if collective._opname not in POINT_TO_POINT:
+        if func._opname not in POINT_TO_POINT:
             wait_for_release(tensors, use_counts)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
-                self._track_tensor(tensor, collective)
+                self._track_tensor(tensor, func)
         return output
 
     def _track_tensor(self, tensor: Tensor, function: Any) -> None:
@@ -212,10 +208,10 @@ class RankProcess:
         """
         training_job, tracker = self.job, self.mode
         model = seeded_reference(training_job)
-        input_ids = token_ids(training_job)[self.at.dp]
+        ids = token_ids(training_job)[self.at.dp]
         measured_quantities: dict[str, int] = {}
         losses: list[float] = []
-        tracker.tracked.add(input_ids.untyped_storage()._cdata)
+        tracker.tracked.add(ids.untyped_storage()._cdata)
         with tracker.track_resizes(), tracker:
             self.build_model_part(model)
             del model
@@ -227,7 +223,7 @@ class RankProcess:
             for step_index in range(STEPS):
                 self.peaks.clear()
                 tracker.peak = tracker.now
-                losses.append(run_passes(input_ids))
+                losses.append(run_passes(ids))
                 if training_job.layout.pp > 1:
                     self.record_phase("passes")
                 gc.collect()  # cycles that the dispatcher of distributed tensors leaves
@@ -241,7 +237,7 @@ class RankProcess:
                     measured_quantities["first_step_peak_bytes"] = self.peaks["step"]
             measured_quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
             measured_quantities |= {"before_step_bytes": bytes_before_step, "after_step_bytes": tracker.now}
-        self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(input_ids))
+        self.scratch: dict[str, int] = scratch_bytes_by_kernel(lambda: run_passes(ids))
         return measured_quantities, losses
 
     def record_phase(self, phase: str) -> None:
@@ -332,8 +328,8 @@ class RankProcess:
 
         schedule = Schedule1F1B(pipeline_stage, training_job.microbatches, loss_fn=loss_fn, scale_grads=False)
 
-        def run_pipeline(input_ids: Tensor) -> float:
-            self.ids = input_ids.flatten(0, 1).clone()
+        def run_pipeline(ids: Tensor) -> float:
+            self.ids = ids.flatten(0, 1).clone()
             inputs = (self.ids,) if rank_coordinates.pp == 0 else ()
             losses: list[Tensor] = []
             with self.loss_context():

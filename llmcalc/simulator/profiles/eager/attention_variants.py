@@ -163,10 +163,10 @@ class AttentionVariantKernels(AttentionKernels):
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
-            gather_index = aten.unsqueeze(
+            scatter_index = aten.unsqueeze(
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
-            keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
+            keys = [aten.gather(k, aten.expand(scatter_index, (*scatter_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.like(aten.slice(visible_mask, rows_read))
         self.values.pop(id(operation.ins[0]), None)
         self.bind(operation.outs[0], visible_mask)
@@ -192,15 +192,13 @@ class AttentionVariantKernels(AttentionKernels):
             )
         aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
         score_values = operation.ins[: step_options["parts"]]
-        q, v, *selection_tensors = (
-            self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :]
-        )
+        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :])
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if step_options["cap"] is not None:
             scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         visible_mask = local_tensors["seen"] = self._joint_mask(
-            self.mask(operation, q.shape[1], v.shape[1]), scores, selection_tensors
+            self.mask(operation, q.shape[1], v.shape[1]), scores, selection
         )
         if step_options["sinks"]:
             local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
@@ -220,13 +218,11 @@ class AttentionVariantKernels(AttentionKernels):
             self.forget(score_value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
-    def _joint_mask(self, mask: Tensor, scores: Tensor, selection_tensors: Sequence[Tensor]) -> Tensor:
+    def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
         aten, new_keys = self.t, scores.shape[-1] - mask.shape[-1]
-        if selection_tensors:
-            return aten.cat(
-                [aten.expand(mask, (*selection_tensors[0].shape[:-1], mask.shape[-1])), selection_tensors[0]]
-            )
+        if selection:
+            return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
         return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:

@@ -303,20 +303,16 @@ class DecodeStepKernels(ScanKernels):
         return aten.mul(x, aten.rsqrt(aten.add_number(aten.sum(aten.square(x), keepdim=True))))
 
     def _delta_rule_step(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, recurrent_state: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Updates the delta rule's state, as DeltaRule._run_token does."""
         aten = self.t
         if log_decay is not None:
-            recurrent_state = aten.mul(recurrent_state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
-        predicted_values = aten.sum(aten.mul(recurrent_state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
+            state = aten.mul(state, aten.exp(aten.unsqueeze(aten.select(log_decay, 2), -1)))
+        predicted_values = aten.sum(aten.mul(state, aten.unsqueeze(aten.select(k, 2), -1)), -2)
         value_correction = aten.mul(aten.sub(aten.select(v, 2), predicted_values), beta)
-        recurrent_state = aten.add(
-            recurrent_state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2))
-        )
-        return aten.unsqueeze(
-            aten.sum(aten.mul(recurrent_state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2
-        ), recurrent_state
+        state = aten.add(state, aten.mul(aten.unsqueeze(aten.select(k, 2), -1), aten.unsqueeze(value_correction, -2)))
+        return aten.unsqueeze(aten.sum(aten.mul(state, aten.unsqueeze(aten.select(q, 2), -1)), -2), 2), state
 
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
@@ -404,8 +400,8 @@ class DecodeStepKernels(ScanKernels):
         aten = self.t
         q, k, v, log_decay = [aten.to(y, FLOAT32) for y in (q, k, v, log_decay)]
         q = aten.scale(q)
-        recurrent_state = self.cached_state("recurrent_state")
-        decayed_state = aten.mul(recurrent_state, aten.transpose(aten.exp(log_decay), -1, -2))
+        state = self.cached_state("recurrent_state")
+        decayed_state = aten.mul(state, aten.transpose(aten.exp(log_decay), -1, -2))
         next_state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
         del decayed_state
         output = aten.matmul(q, next_state)
@@ -541,16 +537,13 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of RG-LRU, as RGLRUReference.forward does."""
         aten, conv_step = self.t, module_steps["conv_1d"]
         gate = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
-        conv_input = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
-        conv_input = aten.transpose(
-            self.convolve_after_state(conv_step, conv_input, "conv_state", conv_step.options["kernel"] - 1), 1, 2
-        )
+        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
+        u = aten.transpose(self.convolve_after_state(conv_step, u, "conv_state", conv_step.options["kernel"] - 1), 1, 2)
         recurrent_gate = aten.to(
-            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], conv_input)),
-            FLOAT32,
+            aten.elementwise_function("sigmoid", self._block_linear(module_steps["recurrent_gate"], u)), FLOAT32
         )
         recurrent_gate = aten.scale(recurrent_gate)
-        recurrent_param = self.weight("recurrent_param", (conv_input.shape[-1],))
+        recurrent_param = self.weight("recurrent_param", (u.shape[-1],))
         log_a = aten.mul(recurrent_gate, aten.elementwise_function("softplus", aten.to(recurrent_param, FLOAT32)))
         del recurrent_gate
         _is_first_token = aten.compare(aten.unsqueeze(self.token_positions(x.shape[1]), 1))
@@ -560,8 +553,7 @@ class DecodeStepKernels(ScanKernels):
         )
         del decay
         gated_input = aten.mul(
-            aten.to(aten.mul(conv_input, self._sigmoid_gate(module_steps["input_gate"], conv_input)), FLOAT32),
-            saved_gates,
+            aten.to(aten.mul(u, self._sigmoid_gate(module_steps["input_gate"], u)), FLOAT32), saved_gates
         )
         _cached_state = self.cached_tensors("recurrent_state")
         next_states = self._recurrence_step(aten.exp(log_a), gated_input, self.cached_state("recurrent_state"))

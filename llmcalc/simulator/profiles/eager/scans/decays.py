@@ -73,16 +73,16 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
-        recurrent_state, output = cached_state[0], []
+        state, output = cached_state[0], []
         q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
             output.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
-            decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), recurrent_state)
-            recurrent_state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
+            decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), state)
+            state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
-        output.append(aten.matmul(q, recurrent_state))
-        return aten.cat(output, 2), recurrent_state
+        output.append(aten.matmul(q, state))
+        return aten.cat(output, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
@@ -106,17 +106,17 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if x.shape[1] <= fla.FEW:
-            scan_output = fla.fused_recurrent_decay(aten, q, k, v, gk)
+            output = fla.fused_recurrent_decay(aten, q, k, v, gk)
         else:
-            scan_output = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
+            output = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
             output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
-            scan_output = fla.rms_norm_gated(aten, scan_output, output_gate, weight, self.accelerator)
+            output = fla.rms_norm_gated(aten, output, output_gate, weight, self.accelerator)
         else:
-            scan_output = fla.rms_norm(aten, scan_output, weight, self.accelerator)
-        scan_output = aten.flatten(scan_output, 2)
-        return self.project(module_steps["o_proj"], scan_output)
+            output = fla.rms_norm(aten, output, weight, self.accelerator)
+        output = aten.flatten(output, 2)
+        return self.project(module_steps["o_proj"], output)
 
     def hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
@@ -128,11 +128,11 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
         i = self.split_heads(i, op.value_dim)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        scan_output = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
-        scan_output = aten.flatten(scan_output, 2)
+        output = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
+        output = aten.flatten(output, 2)
         weight = self.unadapted_weight(module_steps["o_proj"])
         return fla.rms_norm_linear(
-            aten, scan_output, self.weight("norm.weight", scan_output.shape[-1:]), weight, self.accelerator
+            aten, output, self.weight("norm.weight", output.shape[-1:]), weight, self.accelerator
         )
 
     def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:

@@ -29,16 +29,14 @@ class RGLRUKernels(ScanModuleKernels):
         """
         aten = self.t
         y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
-        conv_input = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
+        u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         conv_step = module_steps["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
         self.state_tensors(module_steps["recurrent_state"], (conv_step.outs[0].width,))
-        self.cache_last_inputs(module_steps["conv_state"], conv_input)
-        conv_input = aten.convolution(
-            conv_input, weight, self.bias(conv_step), conv_input.shape[2] + conv_step.options["kernel"] - 1
-        )
-        conv_input = self._rglru(aten.transpose(aten.slice(conv_input, x.shape[1]), 1, 2), module_steps["input_gate"])
-        output = aten.mul(conv_input, y)
+        self.cache_last_inputs(module_steps["conv_state"], u)
+        u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
+        u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), module_steps["input_gate"])
+        output = aten.mul(u, y)
         return self.project(module_steps["linear_out"], output)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
@@ -99,7 +97,7 @@ class RGLRUKernels(ScanModuleKernels):
         return state_sequence
 
     def _record_first_tokens(
-        self, x: Tensor, gate: Tensor, state_sequence: Tensor, recurrent_state: Tensor, tokens: Any
+        self, x: Tensor, gate: Tensor, state_sequence: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
         """Records the operations on the first tokens as one autograd node with saved tensors and gradients.
 
@@ -111,18 +109,12 @@ class RGLRUKernels(ScanModuleKernels):
             return [autograd_graph.new_tensor(input_shape, dtype)]
 
         input_shape, dtype = x.shape, x.dtype
-        written_view = Tensor(
-            state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides
-        )
+        view = Tensor(state_sequence.shape, state_sequence.dtype, state_sequence.storage, state_sequence.strides)
         if is_recorded(autograd_graph, (x,)):
             saved_tensors = [
                 autograd_graph.new_tensor((batch, tokens - 1, width), FLOAT32) for _ in range(2)
             ]  # gates and states
-            record(autograd_graph, "tokens", (x,), written_view, backward, recurrent_state, *saved_tensors)
-        return written_view, record(
-            autograd_graph,
-            "token",
-            (gate,),
-            autograd_graph.new_tensor(recurrent_state.shape, recurrent_state.dtype),
-            backward,
+            record(autograd_graph, "tokens", (x,), view, backward, state, *saved_tensors)
+        return view, record(
+            autograd_graph, "token", (gate,), autograd_graph.new_tensor(state.shape, state.dtype), backward
         )
