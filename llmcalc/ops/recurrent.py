@@ -248,10 +248,10 @@ class MatrixMemory(Op):
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
         key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
-        whole_chunks = floor_div(seq, chunk)
-        ends_with_whole_chunk = 1 + whole_chunks - ceil_div(seq, chunk)
+        chunk_count = floor_div(seq, chunk)
+        ends_with_full_chunk = 1 + chunk_count - ceil_div(seq, chunk)
         skipped_flops = (
-            minimum(whole_chunks, 1) * 2 * chunk * key_dim * (value_dim + 1)
-            + ends_with_whole_chunk * 4 * chunk * key_dim * value_dim
+            minimum(chunk_count, 1) * 2 * chunk * key_dim * (value_dim + 1)
+            + ends_with_full_chunk * 4 * chunk * key_dim * value_dim
         )
         return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * skipped_flops

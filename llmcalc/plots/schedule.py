@@ -133,16 +133,16 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
+    backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
     weight_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
-    ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
+    ax.barh(ranks, backward_counts, height=HEIGHT, color=palette.FAINT)
     if any(weight_counts):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(
             ranks,
             weight_counts,
-            left=awaiting_backward,
+            left=backward_counts,
             height=HEIGHT,
             color=colour,
             edgecolor="white",

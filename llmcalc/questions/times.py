@@ -318,10 +318,10 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
     if ranked_layouts.refused and TOO_MUCH not in ranked_layouts.refused:
         refusal_reason = max(ranked_layouts.refused, key=ranked_layouts.refused.__getitem__)
         if refusal_reason == BATCH:
-            replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
+            expected_text = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
                 f"--devices {devices}: {ranked_layouts.tried:,} layouts were tried, and {refusal_reason}; "
-                f"expected {replicas}"
+                f"expected {expected_text}"
             )
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried:,} layouts can be counted, "

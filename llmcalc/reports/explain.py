@@ -526,12 +526,12 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()
-    legend = [
+    legend_lines = [
         rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
         rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
         for symbol, symbol_meaning in meaning_by_symbol
     ]
-    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
         dict.fromkeys(path.source for section in explanation.sections for path in section.formula_nodes if path.source)
     )

@@ -264,11 +264,11 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
     has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
-    has_choosing_attention = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
+    selects_keys = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if has_convolution_state else []),
         *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
-        *([CHOSEN_KEYS] if has_choosing_attention else []),
+        *([CHOSEN_KEYS] if selects_keys else []),
     ]
 
 

@@ -315,9 +315,9 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 def _active_text(shape_study: ShapeStudy) -> list[int]:
     """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
-    active_of_target = [shape.active for shape in shape_study.shapes if shape.target]
-    if active_of_target or not shape_study.shapes[0].stack.mixture_of_experts:
-        return active_of_target or [shape_study.budget.value]
+    target_params = [shape.active for shape in shape_study.shapes if shape.target]
+    if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
+        return target_params or [shape_study.budget.value]
     return sorted(
         {min(shape.active for shape in shape_study.shapes), max(shape.active for shape in shape_study.shapes)}
     )

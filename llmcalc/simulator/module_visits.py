@@ -86,18 +86,18 @@ class PassVisits(NamedTuple):
 
         None if a layer is visited before or after its turn.
         """
-        repeat_of_visit = [
+        repeat_indices = [
             (module_visit.place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
             if module_visit.place.layer_index >= 0
             else None
             for module_visit in self.visits
         ]
-        repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
+        repeats_in_order = [layer_repeat for layer_repeat in repeat_indices if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
         return (
-            [repeat_of_visit.index(stack_repeat) for stack_repeat in repeats]
-            if {*repeats} <= {*repeat_of_visit}
+            [repeat_indices.index(stack_repeat) for stack_repeat in repeats]
+            if {*repeats} <= {*repeat_indices}
             else None
         )
 
@@ -113,7 +113,7 @@ class PassVisits(NamedTuple):
             self.visits[next_start : next_start + visit_count],
         )
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
-        expected_part = [
+        expected_visits = [
             (
                 module_place
                 if module_place.layer_index < 0
@@ -122,7 +122,7 @@ class PassVisits(NamedTuple):
             )
             for module_place, peak_bytes, _ in earlier_visits
         ]
-        return added_bytes if expected_part == [module_visit[:2] for module_visit in later_visits] else None
+        return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""

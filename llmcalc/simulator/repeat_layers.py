@@ -317,16 +317,16 @@ class RepeatAnalysis:
         is_ascending = repeat_index == 0
         direction_step, last_repeat = (1, LAST) if is_ascending else (-1, 0)
         events_by_repeat: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
-        events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
+        events_outside_repeats: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for group_index in range(first_group_index, len(event_groups)):
             stack_and_repeat, memory_events = event_groups[group_index]
             if stack_and_repeat is None:
-                events_between += memory_events
+                events_outside_repeats += memory_events
                 continue
             if stack_and_repeat not in ((stack_index, repeat_index), (stack_index, repeat_index + direction_step)):
                 break
-            events_by_repeat[repeat_index] += events_between
-            events_between = []
+            events_by_repeat[repeat_index] += events_outside_repeats
+            events_outside_repeats = []
             repeat_index = stack_and_repeat[1]
             events_by_repeat[repeat_index] += memory_events
             if repeat_index == last_repeat:

@@ -79,8 +79,8 @@ def _errors_naming_model(budget_location: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        is_named = str(error).startswith(f"{budget_location}: ")
-        raise InputError(str(error) if is_named else f"{budget_location}: {error}") from None
+        names_model = str(error).startswith(f"{budget_location}: ")
+        raise InputError(str(error) if names_model else f"{budget_location}: {error}") from None
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:

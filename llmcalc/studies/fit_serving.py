@@ -85,9 +85,9 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     check_depth(model_memory.spec, MOST_LAYERS)
     uncounted_layouts: list[UncountedLayout] = []
     replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
-    best_fits = best_replica.fit.verdict != "no"
+    is_fitting = best_replica.fit.verdict != "no"
     fewest_layout = (
-        best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
+        best_replica.layout if is_fitting else _layout_on_more_devices(model_memory, hardware, layout_request)
     )
     fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
@@ -97,7 +97,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
-    if not best_fits and fewest_layout is not None:
+    if not is_fitting and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
         setting_changes = (
             SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit),

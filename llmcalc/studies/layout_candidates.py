@@ -91,13 +91,13 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
     """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
-    is_in_tie: list[bool] = []
+    tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        is_in_tie.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
-        least_seconds = min(least_seconds, seconds) if is_in_tie[-1] else seconds
-    return is_in_tie
+        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
+        least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
+    return tie_flags
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")

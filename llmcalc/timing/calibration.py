@@ -72,7 +72,7 @@ class CalibrationFactors:
         """Returns the time stack with waits and network times scaled by the factors."""
         scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
+            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
         return time_stack.model_copy(update=scaled_waits | waits_by_format)
@@ -328,9 +328,9 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     left_out_fit_errors = _left_out_errors(linear_fit)
-    is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
+    is_clearly_better = _is_clearly_better(log_errors, left_out_fit_errors)
     factors = fit_factors(linear_fit)
-    if is_proved:
+    if is_clearly_better:
         applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
         largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
@@ -355,7 +355,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         left_out_errors,
         factors,
         _rejection_reason(errors_without_fit, errors_with_fit),
-        is_proved,
+        is_clearly_better,
     )
 
 

@@ -45,8 +45,8 @@ def forward_pass(
     graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
-        prompt_batches = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
-        pipeline_share = (prompt_batches + pp - 1) / (prompt_batches * pp)
+        batch_count = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
+        pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
         timed_pass = timed_pass.scaled(pipeline_share)
     hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size

@@ -555,15 +555,15 @@ class TimeEstimator:
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
-    def _copied_bytes(self, kernel: Kernel, dtype: str, elements: Number) -> Number:
+    def _copied_bytes(self, kernel: Kernel, dtype: str, element_count: Number) -> Number:
         """Returns the bytes of the 16-bit copies of quantized weights that a product of many tokens multiplies.
 
-        0 for a kernel that decodes the weights that it multiplies. elements: of the weights, in all passes.
+        0 for a kernel that decodes the weights that it multiplies. element_count: of the weights, in all passes.
         """
         fewest_tokens = self.stack.copies_weights_from
         if dtype != QUANTIZED or not fewest_tokens or not self.device.generation.matrix_units:
             return 0.0
-        return choose(kernel.m >= fewest_tokens, 2.0 * elements, 0.0)
+        return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
     def _prompt_passes(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""
@@ -586,7 +586,7 @@ class TimeEstimator:
             else self.formats.product_format
         )
 
-    def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
+    def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
         """Returns the bytes of weights that a pass reads.
 
         The head stays in 16 bits unless all weights are quantized.
@@ -595,7 +595,7 @@ class TimeEstimator:
         if kernel.in_16_bits:
             wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
             bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
-        return elements * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
+        return element_count * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
         """Returns the share of the memory rate at which a pass reads the weights of experts."""

@@ -236,10 +236,10 @@ def _match_fused_tensors(
         int, dict[Shape, tuple[ExpectedTensor, ...]]
     ] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining_tensors:
-        axes = len(shape)
-        if axes not in fused_by_shape:
-            fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
-        fused_tensors = fused_by_shape[axes].get(shape)
+        axis_count = len(shape)
+        if axis_count not in fused_by_shape:
+            fused_by_shape[axis_count] = _fused_shapes(expected_tensors, axis_count)
+        fused_tensors = fused_by_shape[axis_count].get(shape)
         if fused_tensors is None:
             unmatched_tensors.append((tensor, shape))
         else:

@@ -391,15 +391,15 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
-        is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
+        trained_flags = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
         loss_sums = [
             torch.zeros_like(tensor) if is_tensor_trained else None
-            for tensor, is_tensor_trained in zip((weight, bias), is_trained, strict=True)
+            for tensor, is_tensor_trained in zip((weight, bias), trained_flags, strict=True)
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
             loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.loss_of_sequence(
-                sequence, weight, bias, sequence_labels, is_trained
+                sequence, weight, bias, sequence_labels, trained_flags
             )
             for gradient_sum in loss_sums:
                 if gradient_sum is not None:
@@ -419,8 +419,10 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
             token_rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
             log_probs = LigerLogProbabilities.apply(token_rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
             loss = log_probs.mean()
-            trained = [tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient]
-            return loss.detach(), *torch.autograd.grad(loss, [x, *trained])
+            trained_tensors = [
+                tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient
+            ]
+            return loss.detach(), *torch.autograd.grad(loss, [x, *trained_tensors])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -528,11 +530,11 @@ def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> 
         loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
         return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if kernel_choices.cross_entropy.startswith("flash"):
-        logit_rows, in_place = (
+        logit_rows, is_in_place = (
             logits.to(dtype or logits.dtype).flatten(0, 1),
             kernel_choices.cross_entropy == "flash-in-place",
         )
-        return FlashCrossEntropy.apply(logit_rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
+        return FlashCrossEntropy.apply(logit_rows, labels, is_in_place)[0].mean()  # type: ignore[no-untyped-call]
     if kernel_choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
     default_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype

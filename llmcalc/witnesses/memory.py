@@ -116,8 +116,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
-            for quantity_name, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity_name, byte_count, measured_bytes[quantity_name], f"torch on {device}")
+            for quantity_name, byte_count in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -334,10 +334,10 @@ class TrainingBytes(NamedTuple):
     def named(self) -> dict[str, int]:
         """Returns the bytes by name of quantity; for the first step only the peak."""
         second_step = self.second
-        saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
+        bytes_by_name = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
-            **saved_quantity,
+            **bytes_by_name,
             "live_bytes": second_step.live,
             "forward_peak_bytes": second_step.forward,
             "backward_peak_bytes": second_step.backward,

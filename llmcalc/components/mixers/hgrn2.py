@@ -122,7 +122,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, self.is_first = spec.num_attention_heads, spec.first
             key_width, value_width = (
-                spec.num_attention_heads * dim for dim in (spec.linear_key_head_dim, spec.linear_value_head_dim)
+                spec.num_attention_heads * head_dim
+                for head_dim in (spec.linear_key_head_dim, spec.linear_value_head_dim)
             )
             self.q_proj, self.f_proj = (nn.Linear(hidden_size, key_width, bias=False) for _ in range(2))
             self.i_proj = nn.Linear(hidden_size, value_width, bias=False)

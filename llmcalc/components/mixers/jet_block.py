@@ -80,8 +80,8 @@ class JetBlock(TokenMixer):
         return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        head_dims = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
-        return f"JetBlock {self.linear_num_value_heads} × {head_dims}"
+        head_dims_text = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        return f"JetBlock {self.linear_num_value_heads} × {head_dims_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -113,9 +113,9 @@ def _table_lines(table: Table, line_width: int) -> Iterator[str]:
 def line_count(table: Table, line_width: int) -> int:
     """Returns the number of lines of a table without its notes. Rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
-    heading_lines = len(list(_table_lines(table._replace(rows=()), line_width)))
+    heading_count = len(list(_table_lines(table._replace(rows=()), line_width)))
     if not table.rows:
-        return heading_lines
+        return heading_count
     cell_texts = _cell_texts(table)
     fixed_width = sum(
         column_width + len(GAP)
@@ -132,7 +132,7 @@ def line_count(table: Table, line_width: int) -> int:
         or 1
         for row_cells in cell_texts
     )
-    return heading_lines + 1 + row_lines
+    return heading_count + 1 + row_lines
 
 
 def _cell_texts(table: Table) -> list[list[str]]:

@@ -497,7 +497,7 @@ class DecodeStepKernels(ScanKernels):
         new_exponent = aten.like(largest_exponent, aten.add(k, time_first))
         past_weight = aten.exp(aten.sub(largest_exponent, new_exponent))
         current_weight = aten.exp(aten.sub(aten.add(k, time_first), new_exponent))
-        output = [
+        outputs = [
             aten.div(
                 self._weighted_sum(past_weight, numerator, current_weight, v),
                 aten.add(aten.mul(past_weight, denominator), current_weight),
@@ -512,9 +512,9 @@ class DecodeStepKernels(ScanKernels):
         denominator = aten.add(aten.mul(past_weight, denominator), current_weight)
         largest_exponent = new_exponent
         self.store_in_cache("recurrent_state", numerator, denominator, largest_exponent)
-        weighted_average = aten.stack(output, 1)
+        weighted_average = aten.stack(outputs, 1)
         del (
-            output,
+            outputs,
             past_weight,
             current_weight,
             numerator,

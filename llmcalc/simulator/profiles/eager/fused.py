@@ -121,7 +121,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             autograd_graph.new_tensor(statistics_shape, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)
         ]
         del input_copy
-        normed = record(
+        normed_x = record(
             autograd_graph,
             "norm",
             inputs,
@@ -131,7 +131,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             *row_statistics,
             *([] if weight is None else [weight]),
         )
-        return self.t.add(normed, bias) if spec.type == "rmsnorm" and bias is not None else normed
+        return self.t.add(normed_x, bias) if spec.type == "rmsnorm" and bias is not None else normed_x
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -460,11 +460,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             input_gradient = aten.cat(input_gradients, 0)
             input_gradient = aten.reshape(input_gradient, (batch, completion_tokens, width))
         del input_gradients
-        has_gradient = [tensor.needs_grad for tensor in inputs]
+        gradient_flags = [tensor.needs_grad for tensor in inputs]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             saved_gradients = iter(saved_tensors)
-            return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
+            return [next(saved_gradients) if is_saved else None for is_saved in gradient_flags]
 
         return record(
             autograd_graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients

@@ -42,8 +42,8 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             zip("qk", (operation for operation in module_steps.all if operation.verb == "rope"), strict=False)
         )
         heads = []
-        for projection_letter, projected in projections.items():
-            y = self.split_heads(projected, head_dim)
+        for projection_letter, projected_x in projections.items():
+            y = self.split_heads(projected_x, head_dim)
             if f"{projection_letter}_norm" in module_steps:
                 y = self._normalize_with(module_steps[f"{projection_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
@@ -73,16 +73,16 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
-        state, output = cached_state[0], []
+        state, outputs = cached_state[0], []
         q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
-            output.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
+            outputs.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
             decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), state)
             state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
-        output.append(aten.matmul(q, state))
-        return aten.cat(output, 2), state
+        outputs.append(aten.matmul(q, state))
+        return aten.cat(outputs, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
