@@ -454,10 +454,10 @@ class TimeEstimator:
                 if self.stack.copies_weights_from:
                     yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
-            read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
-            read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
+            bytes_read_first = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            read_seconds = device.memory_seconds(weight_bytes - bytes_read_first + value_bytes)
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
-            yield False, 0.0, device.memory_seconds(read_before)
+            yield False, 0.0, device.memory_seconds(bytes_read_first)
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
