@@ -58,20 +58,25 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.cuda_runtime, 0, CountedWork(0)
+    layout, cuda_runtime, first_stage_bytes, first_stage_work = (
+        task.run.layout,
+        model_memory.cuda_runtime,
+        0,
+        CountedWork(0),
+    )
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
     with EFFORT.count_separately() as counted_work:
         if task.first_stage is not None:
-            first_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
-            first_work = counted_work()
-            if task.byte_limit is not None and first_bytes > task.byte_limit:
-                return ReplayedLayout(first_bytes, first_work, first_bytes, first_work)
-        largest_bytes = first_bytes
+            first_stage_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
+            first_stage_work = counted_work()
+            if task.byte_limit is not None and first_stage_bytes > task.byte_limit:
+                return ReplayedLayout(first_stage_bytes, first_stage_work, first_stage_bytes, first_stage_work)
+        largest_bytes = first_stage_bytes
         for rank in cluster.ranks_that_may_need_most:
             if largest_bytes and task.work_limit is not None and counted_work().total > task.work_limit:
                 break
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
-        return ReplayedLayout(first_bytes, first_work, largest_bytes, counted_work())
+        return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
 
 class LayoutReplays:

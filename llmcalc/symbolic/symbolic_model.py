@@ -177,9 +177,9 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 labels_by_kind[layer_name],
             )
         depths[depth_symbol] = frozenset(layer_groups[size_occurrence.side, name][0] for name in labels_by_kind)
-    main_stack = "decoder" if spec.decoder is not None else "encoder"
+    main_stack_name = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
-        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
+        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack_name, layer_groups), symbol_meanings, depths
     )
 
 

@@ -97,8 +97,8 @@ def _only_creates_tensors(function: Any) -> bool:
     return (
         not op_schema.is_mutable
         and all(
-            return_types.alias_info is None and str(return_types.type) in ("Tensor", "Optional[Tensor]")
-            for return_types in op_schema.returns
+            returned_value.alias_info is None and str(returned_value.type) in ("Tensor", "Optional[Tensor]")
+            for returned_value in op_schema.returns
         )
         and any("Tensor" in str(argument.type) for argument in op_schema.arguments)
         and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)

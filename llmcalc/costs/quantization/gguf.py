@@ -209,15 +209,15 @@ class _ModelRules:
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
         # the order of tensors in a file
-        ordered_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
+        sorted_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
         self.value_indices = _first_occurrence_indices(
-            _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in sorted_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
         self.ffn_indices: dict[str, int] = {}
         for tensor_name in {param.name for param in params}:
             self.ffn_indices |= _first_occurrence_indices(
                 param.path
-                for param in ordered_params
+                for param in sorted_params
                 if param.name == tensor_name and _tensor_category(param) in ("ffn_in", "ffn_down")
             )
         self.expert_count = next(

@@ -209,9 +209,9 @@ def _component_sequences(module_name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
     path_components = module_name.split(".")
     return (
-        ".".join(path_components[i:run_end])
+        ".".join(path_components[i:sequence_end])
         for i in range(len(path_components))
-        for run_end in range(i + 1, len(path_components) + 1)
+        for sequence_end in range(i + 1, len(path_components) + 1)
     )
 
 
