@@ -251,8 +251,8 @@ class RankProcess:
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
-                end_stages = dist.new_group(ranks)
-                group_of_rank = end_stages if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
+                end_stage_group = dist.new_group(ranks)
+                group_of_rank = end_stage_group if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
         return group_of_rank
 
     # --- building ---------------------------------------------------------------------------------------------------
