@@ -185,10 +185,8 @@ class CacheSize:
 def _cached_tokens(cache_op: KVCache, node_position: Place) -> int:
     """Returns the number of cached tokens per sequence."""
     assert node_position.run_config is not None
-    token_count: int = exact_div(
-        cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width
-    )
-    return token_count
+    tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)
+    return tokens
 
 
 @frozen(slots=True)

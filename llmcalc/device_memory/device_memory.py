@@ -199,8 +199,8 @@ def device_memory(
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
-    run_to_count = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return run_to_count.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
+    counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
+    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_bytes, tensors, encoder_peaks)
 
 
 def summarize_memory(

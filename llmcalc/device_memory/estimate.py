@@ -164,10 +164,10 @@ class Memory:
     def _count_memory(self, cuda_runtime: CudaRuntime, attention: AttentionImplementation) -> CountedMemory:
         if self.settings.phase == "training":
             training_run = self._recorded_training(cuda_runtime)
-            run_to_count = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
+            counted_run = CountedRun(self.spec, training_run, cuda_runtime, self._layer_period)
         else:
-            run_to_count = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
-        return CountedMemory(attention, run_to_count, self._encoder_peaks(attention))
+            counted_run = self._counted_inference(self._inference_passes(attention, cuda_runtime), cuda_runtime)
+        return CountedMemory(attention, counted_run, self._encoder_peaks(attention))
 
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with this runtime."""

@@ -157,10 +157,10 @@ class ModuleNames:
                 return layers.names(layer_index), layers.names_in_layer
         return (), {}
 
-    def _module_names_of_side(self, direction: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
+    def _module_names_of_side(self, side_name: str, root_names: tuple[str, ...]) -> tuple[str, ...]:
         side_prefixes = [
             f"{root_name}{side_prefix}."
-            for side_prefix in _split_alternatives(self._names.get(direction, direction))
+            for side_prefix in _split_alternatives(self._names.get(side_name, side_name))
             for root_name in root_names
         ]
         return (*root_names, *side_prefixes)

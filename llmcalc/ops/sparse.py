@@ -229,10 +229,8 @@ class EntryAttentionCore(AttentionCore):
         return self._unlimited_pairs(tokens)
 
     def _unlimited_pairs(self, tokens: Number) -> Number:
-        entry_count = floor_div(tokens, self.rate)
-        return self.rate * exact_div(entry_count * (entry_count - 1), 2) + entry_count * (
-            tokens - self.rate * entry_count + 1
-        )
+        entries = floor_div(tokens, self.rate)
+        return self.rate * exact_div(entries * (entries - 1), 2) + entries * (tokens - self.rate * entries + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
         past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)

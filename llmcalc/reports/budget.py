@@ -65,20 +65,18 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
     return [
         Row(
             [
-                _check_name(budget_check),
+                _check_name(check),
+                DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
                 DisplayedValue(
-                    _validate_number_or_none(budget_check.measured), _value_text(budget_check, budget_check.measured)
+                    _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
+                    _limits_text(check, partial(_limit_text, check)),
                 ),
-                DisplayedValue(
-                    _limits_text(budget_check, lambda limit: str(_validate_number_or_none(limit.value))),
-                    _limits_text(budget_check, partial(_limit_text, budget_check)),
-                ),
-                _write_share(budget_check),
-                "fits" if budget_check.ok and budget_check.accelerator else "ok" if budget_check.ok else "no",
+                _write_share(check),
+                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
             ]
         )
-        for budget_check in budget_checks
-        if budget_check.target == model_target
+        for check in budget_checks
+        if check.target == model_target
     ]
 
 

@@ -58,12 +58,8 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime, first_stage_bytes, first_stage_work = (
-        task.run.layout,
-        model_memory.cuda_runtime,
-        0,
-        CountedWork(0),
-    )
+    layout, cuda_runtime = task.run.layout, model_memory.cuda_runtime
+    first_stage_bytes, first_stage_work = 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
     with EFFORT.count_separately() as counted_work:
         if task.first_stage is not None:

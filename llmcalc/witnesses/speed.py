@@ -74,10 +74,8 @@ def driver_version() -> str | None:
     import subprocess
 
     try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        output_lines = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=20
-        ).stdout.splitlines()
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        output_lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     return output_lines[0].strip() if output_lines else None

@@ -266,21 +266,14 @@ def uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> dict[st
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:
     """Finds the modules of a class that correspond to the nodes of the spec's tree."""
     family, outer_family = family_of_class(text_model_of(config)[2]), family_of_class(config["model_type"])
-    base_model_path = next(
-        (module_path for module_path, module in model.named_modules() if module is model.base_model), ""
-    )
+    base_path = next((module_path for module_path, module in model.named_modules() if module is model.base_model), "")
     class_paths = module_names(model) | tensor_names(model)
     module_names_of_text, module_names_of_wrapper = (
         {} if family_record is None else family_record.modules for family_record in (family, outer_family)
     )
     head_names = {node: module for node, module in module_names_of_wrapper.items() if node.startswith("lm_head")}
     return find_modules_of_nodes(
-        spec.tree(),
-        class_paths,
-        spec.kind,
-        base_model_path,
-        {**module_names_of_text, **head_names},
-        module_names_of_wrapper,
+        spec.tree(), class_paths, spec.kind, base_path, {**module_names_of_text, **head_names}, module_names_of_wrapper
     )
 
 

@@ -333,15 +333,12 @@ def _reference_class() -> type[nn.Module]:
             for path, module in list(self.transformer.named_modules()):
                 if not path.endswith("adapters"):
                     continue
-                active_adapter: Any = module.get_submodule("0")
+                run_adapter: Any = module.get_submodule("0")
                 adapter_list: Any = first_layer.transformer.get_submodule(path)
                 stored_adapter = LowRankAdapter(
-                    active_adapter.down.in_features, active_adapter.down.out_features, active_adapter.up.out_features
+                    run_adapter.down.in_features, run_adapter.down.out_features, run_adapter.up.out_features
                 )
-                stored_adapter.down.weight, stored_adapter.up.weight = (
-                    active_adapter.down.weight,
-                    active_adapter.up.weight,
-                )
+                stored_adapter.down.weight, stored_adapter.up.weight = run_adapter.down.weight, run_adapter.up.weight
                 adapter_list.append(stored_adapter)
             for path, parameter in list(first_layer.transformer.named_parameters()):
                 module_path, _, param_name = path.rpartition(".")

@@ -112,10 +112,10 @@ def _reference_class() -> type[nn.Module]:
                 for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
             pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * score_scale)
-            unpadded_keys = self._select_blocks(
-                self._split_into_blocks(torch.ones_like(k[..., :1])), columns
-            ).transpose(-1, -2)
-            pair_weights = pair_weights * unpadded_keys
+            key_mask = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
+                -1, -2
+            )
+            pair_weights = pair_weights * key_mask
             weighted_sums = torch.zeros_like(queries).scatter_add(
                 2, self._expand_indices(block_rows, queries), pair_weights @ sampled_values
             )

@@ -78,11 +78,11 @@ class ModuleList:
         self._exact_entries, self._pattern_tests = dict[str, str](), list[tuple[str, Callable[[str], bool]]]()
         for list_entry in self.entries:
             for entry_text in _unfused_entries(list_entry):
-                matches_pattern = self._pattern_test(entry_text, config_field)
-                if matches_pattern is None:
+                pattern_test = self._pattern_test(entry_text, config_field)
+                if pattern_test is None:
                     self._exact_entries.setdefault(entry_text, list_entry)
                 else:
-                    self._pattern_tests.append((list_entry, matches_pattern))
+                    self._pattern_tests.append((list_entry, pattern_test))
         self._lengths = sorted({len(list_entry) for list_entry in self._exact_entries})
         self._field, self._matching_seconds = config_field, 0.0
 

@@ -163,10 +163,10 @@ class AttentionVariantKernels(AttentionKernels):
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
-            scatter_index = aten.unsqueeze(
+            gather_index = aten.unsqueeze(
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
-            keys = [aten.gather(k, aten.expand(scatter_index, (*scatter_index.shape[:-1], k.shape[-1]))) for k in keys]
+            keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.like(aten.slice(visible_mask, rows_read))
         self.values.pop(id(operation.ins[0]), None)
         self.bind(operation.outs[0], visible_mask)

@@ -170,14 +170,12 @@ class FusedAttention(AttentionKernels):
         bias = (
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
-        is_mask_trained = bias is not None and is_recorded(self.graph, (bias,))
+        mask_trained = bias is not None and is_recorded(self.graph, (bias,))
         selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
-        sdpa_call = SdpaCall(
-            dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, is_mask_trained
-        )
+        sdpa_call = SdpaCall(dtype, q.shape[-1], v.shape[-1], key_count, is_masked, is_trained, dropout, mask_trained)
         backend = sdpa_backend(kernel_choices.compute_capability, sdpa_call)
         is_grouped_query = not is_masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and is_grouped_query and backend == "efficient":
