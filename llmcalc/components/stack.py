@@ -297,12 +297,12 @@ class Stack(Component):
             return
         repeated_layers, pattern_length = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(
+            repeat_count = sum(
                 ceil_div(repeated_layers - layer_index, pattern_length)
                 for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )
-            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
+            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeat_count, None
 
     def flow(
         self,

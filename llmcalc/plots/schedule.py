@@ -36,8 +36,10 @@ HEIGHT = 0.8
 @in_llmcalc_style
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    shortest_pass = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
-    figure_width_inches = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
+    shortest_duration = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
+    figure_width_inches = figure_width(
+        min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_duration))
+    )
     figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(
         1, 2, sharey=True, width_ratios=(figure_width_inches - SIDE_INCHES, 1.0)

@@ -379,9 +379,9 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
-    layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     layers_by_rank: dict[int, list[list[int]]] = {}
-    for stage in stages(cluster.layout, layers):
+    for stage in stages(cluster.layout, layer_count):
         layers_by_rank.setdefault(stage.pipeline_rank, []).append(
             [stage.layers[0], stage.layers[-1]] if stage.layers else []
         )

@@ -152,13 +152,13 @@ class TimetableChart(NamedTuple):
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
-        shortest_pass = min(
+        shortest_duration = min(
             timetable.pass_durations.duration(action.pass_kind)
             for actions in timetable.pipeline.actions_by_rank
             for action in actions
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        columns_per_unit = name_width / shortest_pass
+        columns_per_unit = name_width / shortest_duration
         total_columns = round(timetable.time * columns_per_unit)
         if total_columns <= free_width:
             return cls(columns_per_unit, (range(total_columns),))

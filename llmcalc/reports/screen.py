@@ -43,8 +43,8 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
-    note_lines = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
-    free_lines = MOST_LINES - note_lines - FURTHER_LINES
+    note_line_count = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
+    free_lines = MOST_LINES - note_line_count - FURTHER_LINES
     omitted_rows = 0
     shorter_tables = list(tables)
 

@@ -139,13 +139,13 @@ def largest_run(
     block_tokens = cache_block_tokens(model_memory.settings, model_memory.states) or 1
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = block_tokens > 1 and model_memory.attention == "flash"
+    grows_linearly = block_tokens > 1 and model_memory.attention == "flash"
 
     def largest_size(setting_name: str, max_size: int | None, maximum: int, size_step: int = 1) -> int:
         start_size = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
             (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
-            if max_size is None and is_linear
+            if max_size is None and grows_linearly
             else None
         )
         return (

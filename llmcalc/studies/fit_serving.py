@@ -175,22 +175,22 @@ def serving_layouts(
     uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     """
     spec = model_memory.spec
-    layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
-    stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
+    layer_count, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
+    stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
     tp_sizes = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size
-        if pp > layers or layout_request.dp not in (None, dp):
+        if pp > layer_count or layout_request.dp not in (None, dp):
             continue
-        pp_layout = layout_request.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
+        pp_layout = layout_request.pp_layout or (None if layer_count % pp == 0 else even_stage_sizes(layer_count, pp))
         try:
             replica_request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
             layout = layout_of(replica_request)
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if layout_refusal(axes, layout, layers, 1) in (HEADS, WIDTHS):
+        if layout_refusal(axes, layout, layer_count, 1) in (HEADS, WIDTHS):
             continue
         try:
             for rank in _first_and_last_ranks(layout):

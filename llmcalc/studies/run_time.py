@@ -335,8 +335,8 @@ class TrainingTimes:
         if step_plan.tp == 1:
             return 0.0
         pass_work = timed_pass.rank_work
-        layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
-        return self.stack.layer_wait * layers * (2 + step_plan.recompute)
+        layer_count = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
+        return self.stack.layer_wait * layer_count * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""

@@ -256,13 +256,13 @@ class ServeStudy:
 
     def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and pipeline_reason:
                 rejection_counts[pipeline_reason] += 1
                 continue
-            if layout_sizes.pp > layers:
+            if layout_sizes.pp > layer_count:
                 rejection_counts["more pipeline stages than layers"] += 1
                 continue
             layout_flags = (
@@ -277,7 +277,7 @@ class ServeStudy:
             for quantize, kv_dtype in self.runs:
                 try:
                     server = self._replica_server(
-                        layout_sizes, layout_sizes.layout(layers), layout_flags, quantize, kv_dtype
+                        layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
                     )
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout as reason:

@@ -390,13 +390,13 @@ class Formulas:
         for summand in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
             factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(
+            head_exponent = sum(
                 exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
             )
             head_size_power = sum(
                 exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
             )
-            lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == head_size_power else frozenset())
+            lengths = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_power else frozenset())
             for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
                 hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (

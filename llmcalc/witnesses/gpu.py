@@ -171,9 +171,9 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
-    workspaces = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
+    workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
-        "requested_bytes": device_memory.exact_bytes + workspaces,
+        "requested_bytes": device_memory.exact_bytes + workspace_bytes,
         "allocated_bytes": device_memory.peak_bytes,
         "reserved_bytes": device_memory.reserved_bytes,
         "after_step_bytes": device_memory.after_step_bytes,

@@ -361,9 +361,9 @@ def _reference_class() -> type[nn.Module]:
                 token_offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
                 current_block_start = (keys.shape[1] - 1) // block_size * block_size
-                index_in_own_block = keys.shape[1] - current_block_start
+                index_in_block = keys.shape[1] - current_block_start
                 # its own block is first
-                positions = torch.cat([positions[:, :index_in_own_block], positions[:, block_size:]], 1)
+                positions = torch.cat([positions[:, :index_in_block], positions[:, block_size:]], 1)
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions

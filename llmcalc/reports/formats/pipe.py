@@ -122,9 +122,9 @@ def line_count(table: Table, line_width: int) -> int:
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
         if not cell_column.wrap
     ) + len(INDENT)
-    wrapped_columns = max(1, sum(column.wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - fixed_width) // wrapped_columns - len(GAP))
-    row_lines = sum(
+    wrapped_count = max(1, sum(column.wrap for column in table.columns))
+    wrapped_width = max(1, (line_width - fixed_width) // wrapped_count - len(GAP))
+    row_line_count = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.wrap else 1
             for cell_text, cell_column in zip(row_cells, table.columns, strict=True)
@@ -132,7 +132,7 @@ def line_count(table: Table, line_width: int) -> int:
         or 1
         for row_cells in cell_texts
     )
-    return heading_count + 1 + row_lines
+    return heading_count + 1 + row_line_count
 
 
 def _cell_texts(table: Table) -> list[list[str]]:
