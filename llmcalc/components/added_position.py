@@ -73,7 +73,7 @@ class AxialPositions(Component):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         row_axes, column_axes = (Axis("row_part", self.row_size),), (Axis("column_part", self.column_size),)
-        looked_up_parts = []
+        axis_position_vectors = []
         for table_name, table_length, axes in (
             ("by_row", self.rows, row_axes),
             ("by_column", self.columns, column_axes),
@@ -81,8 +81,8 @@ class AxialPositions(Component):
             position_table, _ = recorder.table(
                 table_name, Axis(table_name, table_length), *axes, of=TableRows(row_count=table_length), by="all"
             )
-            looked_up_parts.append(recorder.resampled(position_table, x.rows))
-        return recorder.cat(*looked_up_parts, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)
+            axis_position_vectors.append(recorder.resampled(position_table, x.rows))
+        return recorder.cat(*axis_position_vectors, axes=(JoinedShapes((row_axes, column_axes)),)).view(*x.axes)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_classes()["axial"](self)

@@ -111,11 +111,11 @@ class Proposal(OutputPart):
         successor_vector, _ = recorder.table(
             "successor_codebook", proposed_tokens, rank, of=candidate_rows, by="chosen"
         )
-        context = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank))
+        conditioned_state = recorder.mul(predecessor_vector, recorder.linear("hidden_projection", x, rank))
         recorder.core(
             "pairs",
             ops.Product(1, rank.size, candidates.size, candidate_rows),
-            context,
+            conditioned_state,
             successor_vector.view(candidates, rank, new_rows=LOGITS),
             axes=(candidates,),
         )
@@ -203,8 +203,8 @@ def _reference_class() -> type[nn.Module]:
         def _pair_scores(self, x: Tensor) -> Tensor:
             """Returns the scores of pairs of the vocabulary's first tokens, instead of each position's best tokens."""
             tokens = torch.arange(self.spec.selector_top_k or 0, device=x.device).expand(*x.shape[:-1], -1)
-            context = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
-            scores: Tensor = self.pairs(context, self.successor_codebook(tokens).transpose(-1, -2))
+            conditioned_state = self.predecessor_codebook(tokens) * self.hidden_projection(x)[..., None, :]
+            scores: Tensor = self.pairs(conditioned_state, self.successor_codebook(tokens).transpose(-1, -2))
             return scores
 
         def _run_gru(self, x: Tensor) -> Tensor:

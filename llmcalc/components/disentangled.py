@@ -210,9 +210,9 @@ class SideConvolution(StackPart):
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""
-        kernel, conv_groups = self.conv_kernel_size, self.conv_groups
+        kernel_size, conv_groups = self.conv_kernel_size, self.conv_groups
         convolution_output = recorder.act(
-            recorder.conv("conv", x, *x.axes, kernel=kernel, groups=conv_groups, bias=True), self.conv_act
+            recorder.conv("conv", x, *x.axes, kernel=kernel_size, groups=conv_groups, bias=True), self.conv_act
         )
         recorder.hold(beside=convolution_output)
         return recorder.part(
@@ -311,10 +311,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
         ) -> tuple[Tensor, Tensor | None]:
             tokens, table_reach = q.shape[-2], self.reach
             if self.spec.within_sequence:
-                used_reach = min(tokens, table_reach)
+                largest_distance = min(tokens, table_reach)
                 distance_vectors, table_reach = (
-                    distance_vectors[table_reach - used_reach : table_reach + used_reach],
-                    used_reach,
+                    distance_vectors[table_reach - largest_distance : table_reach + largest_distance],
+                    largest_distance,
                 )
             distance = pass_state.compute_once(
                 ("binned", tokens, table_reach), lambda: self._relative_positions(pass_state, tokens, q.device)

@@ -123,11 +123,11 @@ class DistanceBuckets(Part):
                 "expected at least 4"
             )
         if max_distance <= bucket_count // 2:
-            near_buckets = (
+            range_text = (
                 f"the {bucket_count // 2} near distances that have one each of "
                 f"relative_attention_num_buckets {bucket_count}"
             )
-            raise ValueError(f"relative_attention_max_distance: {max_distance} is among {near_buckets}; expected more")
+            raise ValueError(f"relative_attention_max_distance: {max_distance} is among {range_text}; expected more")
         return self
 
 

@@ -151,15 +151,15 @@ class SpeculatorHeads(DraftHeads):
         recorder.hold(projected=projected_state)
         state_weight = 0.5 ** (0.5 / self.num_heads)
         token_weight = ((1 - state_weight**2) * self.inner_size / 2) ** 0.5
-        state_and_token = recorder.add(
+        state_token_sum = recorder.add(
             recorder.scale(projected_state, state_weight), recorder.scale(token_vector, token_weight)
         )
-        recorder.hold(joined=state_and_token)
+        recorder.hold(joined=state_token_sum)
         if i and self.tied:
             return recorder.act(
-                recorder.normalized(state_and_token, self.norm, weight_owner=shared_weights["ln"]), "gelu"
+                recorder.normalized(state_token_sum, self.norm, weight_owner=shared_weights["ln"]), "gelu"
             )
-        shared_weights["ln"] = recorder.norm(f"ln_{i}", state_and_token, self.norm)
+        shared_weights["ln"] = recorder.norm(f"ln_{i}", state_token_sum, self.norm)
         return recorder.act(shared_weights["ln"], "gelu")
 
     def describe(self) -> str:
@@ -220,8 +220,8 @@ def _reference_classes() -> tuple[type[nn.Module], type[nn.Module]]:
 
         def _next_state(self, head_index: int, head_state: Tensor, token_vector: Tensor) -> Tensor:
             projected_state = self.get_submodule(f"proj_{min(head_index, 1) if self.tied else head_index}")(head_state)
-            state_and_token = projected_state * self.state_weight + token_vector * self.token_weight
-            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else head_index}")(state_and_token))
+            state_token_sum = projected_state * self.state_weight + token_vector * self.token_weight
+            return nn.functional.gelu(self.get_submodule(f"ln_{0 if self.tied else head_index}")(state_token_sum))
 
         def forward(self, x: Tensor) -> Tensor:
             head_state = self.ln0(x) * 0.5**0.5 if hasattr(self, "ln0") else x

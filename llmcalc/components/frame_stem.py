@@ -48,7 +48,7 @@ class FrameStem(Stem):
         width: the encoder's width. x: token embeddings if recorded without an encoder.
         """
         frames = recorder.frames = x if x.is_constant else self.input_frames()
-        axes, wide_axis = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
+        axes, doubled_channels = width or x.axes, Axis("channels", 2 * recorder.element_count(width or x.axes))
         standardized_frames = recorder.normalized(frames, Norm(type="layernorm", weight=False))
         compression_gain = recorder.act(recorder.vector("log_gain", Axis("one", 1)), "exp")
         projected_frames = recorder.act(
@@ -57,7 +57,7 @@ class FrameStem(Stem):
         )
         half_rows = MultipliedRows(source_rows=SOURCE, rows_per_source=2)
         projected_frames = recorder.act(
-            recorder.conv("conv1", projected_frames, wide_axis, kernel=5, bias=True, rows=half_rows), "silu"
+            recorder.conv("conv1", projected_frames, doubled_channels, kernel=5, bias=True, rows=half_rows), "silu"
         )
         return recorder.conv("conv2", projected_frames, *axes, kernel=5, bias=True, rows=SOURCE)
 

@@ -212,9 +212,9 @@ def _reference_class() -> Callable[..., nn.Module]:
     def build_head(
         spec: LMHead, model_properties: ModelProperties, tokens_read: int, vocab_size: int, width: int
     ) -> nn.Module:
-        several_heads = spec.mlp_speculator if spec.medusa is None else spec.medusa
-        if several_heads is not None:
-            return several_heads.reference(model_properties, tokens_read, vocab_size)
+        draft_heads = spec.mlp_speculator if spec.medusa is None else spec.medusa
+        if draft_heads is not None:
+            return draft_heads.reference(model_properties, tokens_read, vocab_size)
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
         return (

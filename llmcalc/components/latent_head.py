@@ -51,12 +51,12 @@ class LatentHead(Component):
 
     @classmethod
     def examples(cls) -> list[LatentHead]:
-        reading = {
+        reading_layer = {
             "attention": {"num_attention_heads": 2, "head_dim": 6},
             "norm": {"type": "layernorm"},
             "feed_forward": {"intermediate_size": 20, "hidden_act": "gelu", "gated": True},
         }
-        return [cls.model_validate({"num_latents": 5, "reading": reading})]
+        return [cls.model_validate({"num_latents": 5, "reading": reading_layer})]
 
 
 @cache

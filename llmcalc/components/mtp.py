@@ -246,8 +246,8 @@ def _reference_class() -> Callable[..., nn.Module]:
         def block_input(self, embedding: Tensor, hidden_states: Tensor) -> Tensor:
             """Joins the norms of embedding and hidden states; adds their projections where there are streams."""
             if self._merge is None:
-                joined: Tensor = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
-                return joined
+                joined_states: Tensor = self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(hidden_states)], -1))
+                return joined_states
             projected_embedding = self.e_proj(self.enorm(embedding))
             stream_sum: Tensor = self.h_proj(self.hnorm(hidden_states)) + projected_embedding[:, :, None]
             return stream_sum
@@ -258,8 +258,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             embedding = getattr(self, "embed_tokens", token_embedding)(ids)
             module_input = self.block_input(embedding, hidden_states)
             block_output: Tensor = self.block(module_input, PassState(mla_form=mla, **experts))
-            merged = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
-            return block_output, self.lm_head(self.norm(merged) if hasattr(self, "norm") else merged)
+            merged_output = block_output if self._merge is None else self._merge[0].merge_streams(block_output, None)
+            return block_output, self.lm_head(self.norm(merged_output) if hasattr(self, "norm") else merged_output)
 
     class PredictionReference(nn.ModuleList):
         def forward(

@@ -76,9 +76,9 @@ def _reference_class() -> type[nn.Module]:
                 self.add_module(f"post_projs_{table_index}", nn.Linear(spec.embedding_size, hidden_size, bias=False))
 
         def forward(self, x: Tensor) -> Tensor:
-            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            ngram_ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
             projected_ngrams = [
-                self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ids))
+                self.get_submodule(f"post_projs_{i}")(self.get_submodule(f"embedders_{i}")(ngram_ids))
                 for i in range(self.tables)
             ]
             return torch.stack([x, *projected_ngrams]).mean(0)

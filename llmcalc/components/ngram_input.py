@@ -52,13 +52,13 @@ class NgramInput(Component):
 
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)
-        ngram_dim, kernel = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
-        looked_up_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
+        ngram_dim, kernel_size = Axis("ngram_dim", self.ngram_head_dim), self.conv_kernel_size
+        lookup_rows = MultipliedRows(source_rows=x.rows, rows_per_source=self.ngram_heads)
         ngram_rows, _ = recorder.table(
             "embedding",
             Axis("ngrams", self.ngram_rows),
             ngram_dim,
-            of=looked_up_rows,
+            of=lookup_rows,
             rows_read=self.ngram_heads,
             kind=self.kind,
         )
@@ -78,18 +78,18 @@ class NgramInput(Component):
         ngram_value = recorder.linear("value_proj", ngram_vectors, hidden_axis)
         gated_value = recorder.mul(gate, ngram_value, axes=x.axes)
         recorder.hold(gated=gated_value)
-        if kernel is None:
+        if kernel_size is None:
             return gated_value
         normed_value, past_rows = (
             recorder.norm("conv_norm", gated_value, self.norm, groups=stream_axis),
-            (kernel - 1) * self.dilation,
+            (kernel_size - 1) * self.dilation,
         )
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed_value)
             padded_rows = recorder.padded(normed_value, past_rows, state_name="conv_state")
             recorder.hold(seen=padded_rows)
-            conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel, groups=x.width, rows=x.rows)
+            conv_output = recorder.conv("conv1d", padded_rows, *x.axes, kernel=kernel_size, groups=x.width, rows=x.rows)
         return recorder.add(gated_value, recorder.act(conv_output, "silu"))
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:

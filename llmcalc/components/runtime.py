@@ -279,7 +279,7 @@ def causal_conv_class() -> type[nn.Module]:
             self.kept_frames = kernel if stored_frames is None else stored_frames
 
         def forward(self, x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:  # type: ignore[override]
-            kernel, tokens = self.kernel_size[0], x.shape[-1]
+            kernel_size, tokens = self.kernel_size[0], x.shape[-1]
             stored_input = state_module.load(pass_state)
             if stored_input is None:
                 conv_output = super().forward(x)[
@@ -291,7 +291,7 @@ def causal_conv_class() -> type[nn.Module]:
             else:
                 padded_input = torch.cat([stored_input[0], x], -1)
                 conv_output = nn.functional.conv1d(
-                    padded_input[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded_input[..., self.kept_frames - kernel_size + 1 :], self.weight, self.bias, groups=self.groups
                 )
             state_module.keep(pass_state, padded_input[..., padded_input.shape[-1] - self.kept_frames :])
             return conv_output

@@ -165,10 +165,10 @@ class Stack(Component):
         )
         if not isinstance(variants, dict) or not isinstance(block, dict):
             return stack_table
-        full_variants = {
+        completed_variants = {
             name: _variant_table(block, table) if isinstance(table, dict) else table for name, table in variants.items()
         }
-        return {**stack_table, "variants": full_variants}
+        return {**stack_table, "variants": completed_variants}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -297,12 +297,12 @@ class Stack(Component):
             return
         repeated_layers, pattern_length = depth - len(self.first_layers), len(self.pattern)
         for layer_name in dict.fromkeys((*self.first_layers, *self.pattern)):
-            repeats = sum(
+            repeat_count = sum(
                 ceil_div(repeated_layers - layer_index, pattern_length)
                 for layer_index, ffn_width in enumerate(self.pattern)
                 if ffn_width == layer_name
             )
-            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeats, None
+            yield layer_name, self.layer(layer_name), self.first_layers.count(layer_name) + repeat_count, None
 
     def flow(
         self,
@@ -419,13 +419,13 @@ class Stack(Component):
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
             )
         first_indices, later_indices = (None, None) if layer_indices is None else (layer_indices[:1], layer_indices[1:])
-        is_single = isinstance(repeat, int) and repeat == 1
-        other_layer_count = 0 if is_single else repeat - 1
-        layer_sharing = None if is_single else LayerSharing(is_first=True, other_layers=other_layer_count)
+        has_single_layer = isinstance(repeat, int) and repeat == 1
+        other_layer_count = 0 if has_single_layer else repeat - 1
+        layer_sharing = None if has_single_layer else LayerSharing(is_first=True, other_layers=other_layer_count)
         x = recorder.layers(
             x, lambda v: layer.flow(recorder, v, layer_sharing), 1, first_indices, label=shown_label, **node_fields
         )
-        if is_single:
+        if has_single_layer:
             return x
         role_field = {"role": "shared"} if layer.shares_all else {}
         shared_label = (shown_label or BASE) + SHARED

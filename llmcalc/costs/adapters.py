@@ -373,12 +373,12 @@ def _check_joined_targets(
 
 def _check_copied_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
-    outside_layers = [
+    outer_modules = [
         node_position.node.name
         for node_position in node_tree.walk()
         if node_position.node.op is not None and not is_in_layer(node_position)
     ]
     for copied_module in sorted(adapters.trained_modules):
-        if copied_module not in outside_layers:
-            modules = ", ".join(dict.fromkeys(outside_layers))
+        if copied_module not in outer_modules:
+            modules = ", ".join(dict.fromkeys(outer_modules))
             raise InputError(f"--modules-to-save {copied_module}: no such module; expected some of {modules}")

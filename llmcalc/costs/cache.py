@@ -139,8 +139,8 @@ class CacheSize:
                 group_key, 0
             ) + node_position.times * node_position.cost_of_operation(cached_bits)
         return [
-            CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(count))
-            for (kind, tokens, width), count in bits_by_group.items()
+            CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(count))
+            for (cache_kind, tokens, width), count in bits_by_group.items()
         ]
 
     @property

@@ -428,11 +428,9 @@ def check_layers(spec: ModelSpec) -> None:
 
 def _join_results(replay_results: Sequence[ReplayResult]) -> ReplayResult:
     """Returns the peaks and bytes of several consecutive runs as one result."""
-    joint_peaks = {
-        peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()
-    }
+    peaks = {peak_place: peak for replay_result in replay_results for peak_place, peak in replay_result.peaks.items()}
     return ReplayResult(
-        set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=joint_peaks
+        set_up_bytes=replay_results[0].set_up_bytes, final_bytes=replay_results[-1].final_bytes, peaks=peaks
     )
 
 

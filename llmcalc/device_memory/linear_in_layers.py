@@ -106,11 +106,11 @@ def highest_pass(replay_result: ReplayResult) -> ReplayResult:
     peaks: dict[AllocationPlace, MemoryPeak] = {}
     bytes_per_repeat: dict[AllocationPlace, int] = {}
     for allocation_place, peak in replay_result.peaks.items():
-        new_place = rename_to_phase(allocation_place)
-        if new_place is not None and new_place not in peaks:
-            peaks[new_place] = peak
+        renamed_place = rename_to_phase(allocation_place)
+        if renamed_place is not None and renamed_place not in peaks:
+            peaks[renamed_place] = peak
             if allocation_place in replay_result.bytes_per_repeat:
-                bytes_per_repeat[new_place] = replay_result.bytes_per_repeat[allocation_place]
+                bytes_per_repeat[renamed_place] = replay_result.bytes_per_repeat[allocation_place]
     return replace(replay_result, peaks=peaks, bytes_per_repeat=bytes_per_repeat)
 
 

@@ -195,8 +195,8 @@ class MemoryUse:
     def uncounted_notes(self) -> list[str]:
         """Notes on memory that is not counted: excluded optional parts of the model, and scales of narrow weights."""
         notes = [
-            f"{part_option} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_option].option} counts them)"
-            for part_option, adapter_elements in self.parameter_count.left_out.items()
+            f"{part_name} modules: {adapter_elements:,} parameters ({OPTIONAL_PARTS[part_name].option} counts them)"
+            for part_name, adapter_elements in self.parameter_count.left_out.items()
         ]
         if self.adapters is not None:
             adapter_elements = total_elements(

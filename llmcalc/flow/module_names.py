@@ -390,7 +390,8 @@ def _parse_alternatives(joined_names: str, separate_words: Iterable[str] | None)
     alternatives = [
         option
         for option in options
-        if len(option) > 1 and any(f"{word}.".startswith(f"{name}.") for word in first_names for name in option)
+        if len(option) > 1
+        and any(f"{first_name}.".startswith(f"{name}.") for first_name in first_names for name in option)
     ]
     return alternatives or [option for option in options if len(option) == 1] or options
 

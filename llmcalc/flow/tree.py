@@ -269,9 +269,9 @@ def _cost_per_repeat(
     for child_node in node.children:
         if not child_node.optional or child_node.optional in included_parts:
             child_roles = node_roles if child_node.role == "own" else node_roles | {child_node.role}
-            cost_below = _cost_per_repeat(child_node, child_roles, run_config, cost, included_parts)
-            if not is_zero(cost_below):
-                total_cost = add(total_cost, times(cost_below, child_node.repeat))
+            child_cost = _cost_per_repeat(child_node, child_roles, run_config, cost, included_parts)
+            if not is_zero(child_cost):
+                total_cost = add(total_cost, times(child_cost, child_node.repeat))
     return total_cost
 
 
@@ -299,14 +299,14 @@ def index_ranges(indices: Sequence[int]) -> str:
         stride = indices[1] - indices[0]
         if stride > 1 and all(last_index - first_index == stride for first_index, last_index in pairwise(indices)):
             return f"{indices[0]}..{indices[-1]}/{stride}"
-    index_runs: list[list[int]] = []
+    consecutive_ranges: list[list[int]] = []
     for layer_index in indices:
-        if index_runs and layer_index == index_runs[-1][1] + 1:
-            index_runs[-1][1] = layer_index
+        if consecutive_ranges and layer_index == consecutive_ranges[-1][1] + 1:
+            consecutive_ranges[-1][1] = layer_index
         else:
-            index_runs.append([layer_index, layer_index])
+            consecutive_ranges.append([layer_index, layer_index])
     range_texts = [
         str(first_index) if first_index == last_index else f"{first_index}-{last_index}"
-        for first_index, last_index in index_runs
+        for first_index, last_index in consecutive_ranges
     ]
     return range_texts[0] if len(range_texts) == 1 else "{" + ",".join(range_texts) + "}"

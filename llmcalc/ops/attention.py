@@ -187,11 +187,11 @@ class KVCache(Op):
 def _causal_pairs(depth: Number, window: Number, chunk_size: Number) -> Number:
     """Returns the number of allowed pairs of n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
-        m = minimum(depth, window)
-        return triangular_number(m) + (depth - m) * window
+        window_depth = minimum(depth, window)
+        return triangular_number(window_depth) + (depth - window_depth) * window
     if chunk_size is not None:
-        whole_chunks = floor_div(depth, chunk_size)
-        return whole_chunks * triangular_number(chunk_size) + triangular_number(depth - whole_chunks * chunk_size)
+        chunk_count = floor_div(depth, chunk_size)
+        return chunk_count * triangular_number(chunk_size) + triangular_number(depth - chunk_count * chunk_size)
     return triangular_number(depth)
 
 
@@ -209,9 +209,9 @@ def _pairs_in_squares(run_config: RunConfig, square_side: Number, rows: Rows) ->
         if isinstance(rows, RowsInChunks)
         else (image_workload.rows, image_workload.columns)
     ):
-        whole_squares = floor_div(grid_side, square_side)
-        remaining_rows = grid_side - whole_squares * square_side
-        pair_count = pair_count * (whole_squares * square_side * square_side + remaining_rows * remaining_rows)
+        square_count = floor_div(grid_side, square_side)
+        remaining_rows = grid_side - square_count * square_side
+        pair_count = pair_count * (square_count * square_side * square_side + remaining_rows * remaining_rows)
     return pair_count
 
 

@@ -78,9 +78,9 @@ class BlockLinear(Op):
         return add(exact_div(self.n_in * self.n_out, self.blocks), self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        block_inputs, block_outputs = exact_div(self.n_in, self.blocks), exact_div(self.n_out, self.blocks)
-        weight = ParamTensor((self.blocks, block_outputs, block_inputs), "matrix")
-        return (weight, ParamTensor((self.blocks, block_outputs), "vector")) if self.bias else (weight,)
+        inputs_per_block, outputs_per_block = exact_div(self.n_in, self.blocks), exact_div(self.n_out, self.blocks)
+        weight = ParamTensor((self.blocks, outputs_per_block, inputs_per_block), "matrix")
+        return (weight, ParamTensor((self.blocks, outputs_per_block), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
         return 2 * run_config.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)

@@ -87,21 +87,15 @@ class ChunkedScan(HeadScan):
     chunk: Number = 1
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        a, p, n, q, seq = self.heads, self.head_dim, self.state, self.chunk, run_config.new_rows(self.rows)
-        chunk_count = 0 if is_zero(seq) else ceil_div(seq, q)
-        score_flops, value_flops = q * q * n, q * q * p  # C·Bᵀ and its product with x, within a chunk
-        chunk_state_flops, state_flops = (
-            q * n * p,
-            q * n * p,
-        )  # a chunk's term in the state, and the state's term in its outputs
+        chunk, state, head_dim, seq = self.chunk, self.state, self.head_dim, run_config.new_rows(self.rows)
+        chunk_count = 0 if is_zero(seq) else ceil_div(seq, chunk)
+        score_flops = chunk * chunk * state  # C·Bᵀ within a chunk
+        value_flops = chunk * chunk * head_dim  # its product with x
+        state_flops = 2 * chunk * state * head_dim  # a chunk's term in the state, and the state's term in its outputs
         # the states at the borders of chunks, each from all chunks before it
-        border_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * p * n
-        return (
-            2
-            * run_config.batch
-            * a
-            * (chunk_count * (score_flops + value_flops + chunk_state_flops + state_flops) + border_flops)
-        )
+        boundary_flops = 0 if is_zero(chunk_count) else (chunk_count + 1) * (chunk_count + 1) * head_dim * state
+        chunk_flops = chunk_count * (score_flops + value_flops + state_flops)
+        return 2 * run_config.batch * self.heads * (chunk_flops + boundary_flops)
 
 
 @frozen(slots=True)
@@ -137,9 +131,9 @@ class DeltaRule(Op):
         return run_config.batch * self.heads * ceil_div(run_config.new_rows(self.rows), self.chunk)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        c, k, v = self.chunk, self.key_dim, self.value_dim
-        pair_width = k + 2 * v if self.by_channel else 2 * k + v
-        return self._chunk_count(run_config) * (2 * c * c * pair_width + 3 * 2 * c * k * v)
+        chunk, key_dim, value_dim = self.chunk, self.key_dim, self.value_dim
+        pair_width = key_dim + 2 * value_dim if self.by_channel else 2 * key_dim + value_dim
+        return self._chunk_count(run_config) * (2 * chunk * chunk * pair_width + 3 * 2 * chunk * key_dim * value_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, with corrections for the first and last states and solved systems.
@@ -147,9 +141,11 @@ class DeltaRule(Op):
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.
         """
-        c, k, v = self.chunk, self.key_dim, self.value_dim
-        solve_flops = 0 if self.by_channel else self._chunk_count(run_config) * 2 * c * c * (k + v)
-        return add(2 * self.forward_flops(run_config), solve_flops) - run_config.batch * self.heads * 4 * 2 * c * k * v
+        chunk, key_dim, value_dim = self.chunk, self.key_dim, self.value_dim
+        solved_elements = chunk * chunk * (key_dim + value_dim)
+        solve_flops = 0 if self.by_channel else self._chunk_count(run_config) * 2 * solved_elements
+        skipped_flops = run_config.batch * self.heads * 4 * 2 * chunk * key_dim * value_dim
+        return add(2 * self.forward_flops(run_config), solve_flops) - skipped_flops
 
 
 @frozen(slots=True)
@@ -198,10 +194,11 @@ class LightningAttentionCore(DecayScan):
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        k, v, seq = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
+        key_dim, value_dim, seq = self.key_dim, self.value_dim, run_config.new_rows(self.rows)
         last_block_tokens = self._last_block_tokens(run_config)
         pair_count = (seq - last_block_tokens) * self.block + last_block_tokens * last_block_tokens
-        return 2 * run_config.batch * self.heads * (times(k + v, pair_count) + 2 * seq * k * v)
+        pair_flops = times(key_dim + value_dim, pair_count)
+        return 2 * run_config.batch * self.heads * (pair_flops + 2 * seq * key_dim * value_dim)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
         """Returns twice the forward FLOPs, minus three products that the backward pass does not need.
@@ -240,8 +237,9 @@ class MatrixMemory(Op):
     rows: Rows = TOKENS
 
     def forward_flops(self, run_config: RunConfig) -> Number:
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
-        token_flops, chunk_flops = seq * (4 * k * v + 2 * k), floor_div(seq, c) * 2 * c * c * (k + v)
+        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
+        token_flops = seq * (4 * key_dim * value_dim + 2 * key_dim)
+        chunk_flops = floor_div(seq, chunk) * 2 * chunk * chunk * (key_dim + value_dim)
         return run_config.batch * self.heads * (token_flops + chunk_flops)
 
     def backward_flops(self, run_config: RunConfig) -> Number:
@@ -249,8 +247,11 @@ class MatrixMemory(Op):
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """
-        k, v, c, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
-        whole_chunks = floor_div(seq, c)
-        ends_with_whole_chunk = 1 + whole_chunks - ceil_div(seq, c)
-        skipped_flops = minimum(whole_chunks, 1) * 2 * c * k * (v + 1) + ends_with_whole_chunk * 4 * c * k * v
+        key_dim, value_dim, chunk, seq = self.key_dim, self.value_dim, self.chunk, run_config.new_rows(self.rows)
+        chunk_count = floor_div(seq, chunk)
+        ends_with_full_chunk = 1 + chunk_count - ceil_div(seq, chunk)
+        skipped_flops = (
+            minimum(chunk_count, 1) * 2 * chunk * key_dim * (value_dim + 1)
+            + ends_with_full_chunk * 4 * chunk * key_dim * value_dim
+        )
         return 2 * self.forward_flops(run_config) - run_config.batch * self.heads * skipped_flops

@@ -195,14 +195,14 @@ class PredictStreamAttentionCore(AttentionCore):
         new_tokens, past_tokens = run_config.new_rows(self.rows), run_config.past_rows(self.rows)
         if run_config.pairs == "full":
             return self.streams * new_tokens * (past_tokens + new_tokens + new_tokens)
-        main_pairs: Number = 0
+        predict_pairs: Number = 0
         for stream_index in range(self.streams):
-            main_pairs = add(
-                main_pairs,
+            predict_pairs = add(
+                predict_pairs,
                 self._main_stream_pairs(past_tokens + new_tokens, stream_index)
                 - self._main_stream_pairs(past_tokens, stream_index),
             )
-        return add(main_pairs, self.streams * new_tokens)
+        return add(predict_pairs, self.streams * new_tokens)
 
     def _main_stream_pairs(self, tokens: Number, stream_index: int) -> Number:
         """Returns the number of pairs of the first n tokens of a predict stream with tokens of the main stream."""
@@ -229,8 +229,8 @@ class EntryAttentionCore(AttentionCore):
         return self._unlimited_pairs(tokens)
 
     def _unlimited_pairs(self, tokens: Number) -> Number:
-        q = floor_div(tokens, self.rate)
-        return self.rate * exact_div(q * (q - 1), 2) + q * (tokens - self.rate * q + 1)
+        entries = floor_div(tokens, self.rate)
+        return self.rate * exact_div(entries * (entries - 1), 2) + entries * (tokens - self.rate * entries + 1)
 
     def pairs(self, run_config: RunConfig) -> Number:
         past_tokens, new_tokens = run_config.past_rows(self.rows), run_config.new_rows(self.rows)

@@ -272,14 +272,14 @@ def stage_sizes_between_ends(
     chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
-    layers_left = layer_count - (first_rank_layers or 0) - (last_rank_layers or 0)
+    middle_layers = layer_count - (first_rank_layers or 0) - (last_rank_layers or 0)
     middle_ranks = pp - (first_rank_layers is not None) - (last_rank_layers is not None)
-    divides_evenly = layers_left == 0 if middle_ranks == 0 else middle_ranks > 0 and layers_left % middle_ranks == 0
+    divides_evenly = middle_layers == 0 if middle_ranks == 0 else middle_ranks > 0 and middle_layers % middle_ranks == 0
     if not divides_evenly:
         raise InputError(
-            f"{option_names}: {layers_left} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
+            f"{option_names}: {middle_layers} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
         )
-    layers_by_rank = [layers_left // max(1, middle_ranks)] * pp
+    layers_by_rank = [middle_layers // max(1, middle_ranks)] * pp
     layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
     layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
     if any(rank_layers % chunk_count for rank_layers in layers_by_rank):

@@ -224,8 +224,8 @@ class LayoutRequest:
 
     def check_zero_options(self, layout: Layout) -> None:
         """Raises `InputError` for an option of ZeRO 3 in a layout with another ZeRO stage."""
-        for option_text, is_set in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
-            if is_set and layout.zero != 3:
+        for option_text, is_typed in (("--prefetch", bool(self.prefetch)), ("--no-reshard", self.reshard is False)):
+            if is_typed and layout.zero != 3:
                 raise InputError(
                     f"{option_text}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )

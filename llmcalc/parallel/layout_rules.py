@@ -46,8 +46,8 @@ class LayoutRules:
 
     def with_divided_weights(self, layout: Layout) -> Layout:
         """Returns the layout, with the framework's ZeRO stage if the framework always divides weights."""
-        needs_stage = self.divides_weights and layout.dp * layout.cp > 1 and not layout.zero
-        return replace(layout, zero=self.default_zero_stage) if needs_stage else layout
+        needs_zero_stage = self.divides_weights and layout.dp * layout.cp > 1 and not layout.zero
+        return replace(layout, zero=self.default_zero_stage) if needs_zero_stage else layout
 
     def check_zero_stage(self, zero_stage: int | None) -> None:
         """Raises `InputError` for ZeRO stage 1 if the framework always divides weights. zero_stage: None if not set."""

@@ -134,10 +134,10 @@ def rank_messages(
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
-    placement_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
+    run_options = element_bytes, extra_parts, gradients.always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
-        for collective in _program_collectives(stage_chunk.program, run_config, *placement_options):
+        for collective in _program_collectives(stage_chunk.program, run_config, *run_options):
             repetitions = collective.repetitions * stage_chunk.micro_batches
             messages.append(
                 Message(

@@ -96,16 +96,16 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
     The distance of two sizes is the logarithm of their ratio, and counts twice if the size was given.
     """
     layer_count = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    yielded_layouts: set[Layout] = set()
+    previous_layouts: set[Layout] = set()
     nearby_layouts = _nearby_layouts(spec, layout_request, layer_count)
     for _, layout in sorted(nearby_layouts, key=lambda candidate: (candidate[0], candidate[1].options())):
         if (
-            layout not in yielded_layouts
+            layout not in previous_layouts
             and _divides_sequence(layout, seq)
             and _is_possible_layout(spec, layout, layer_count)
         ):
             yield layout
-        yielded_layouts.add(layout)
+        previous_layouts.add(layout)
 
 
 def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:

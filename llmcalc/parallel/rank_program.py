@@ -259,10 +259,10 @@ class RankFlow(Flow):
             self._check_step(verb, name, ins, outs)
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
-    def _check_step(self, verb: str, step_name: str, ins: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
+    def _check_step(self, verb: str, step_name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> None:
         """Raises `InputError` for an operation that is not modelled for a single rank."""
         shard_degrees: dict[str, int] = {}
-        for recorded_value in (*ins, *outputs):
+        for recorded_value in (*inputs, *outputs):
             is_view = recorded_value.view_source is not None
             if is_view and is_divided(recorded_value.axes) != is_divided(recorded_value.storage.axes):
                 raise self._unmodelled_error(verb, step_name, "groups values across the parts of ranks")
@@ -271,7 +271,7 @@ class RankFlow(Flow):
                 if shard_degrees.setdefault(axis.name, shard_degree) != shard_degree:
                     axis_label = FIELDS.get(axis.name, axis.name)
                     raise self._unmodelled_error(verb, step_name, f"joins a part of {axis_label} with all of it")
-        if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outputs[0].axes):
+        if verb in SUMS and inputs and is_divided(inputs[0].axes) and is_divided(outputs[0].axes):
             raise self._unmodelled_error(verb, step_name, "reads divided values and makes divided ones")
 
     def _unmodelled_error(self, verb: str, step_name: str, refusal_reason: str) -> InputError:

@@ -27,8 +27,8 @@ def peak_in_flight(
     check_micro_batches(layout, micro_batches)
     schedule = effective_schedule(layout)
     if schedule == "1f1b" or layout.pp == 1:
-        (chunk_bytes,), in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
-        return chunk_bytes * in_flight, InFlightCounts((in_flight,), (0,))
+        (chunk_bytes,), microbatches_in_flight = bytes_of_chunks, min(micro_batches, layout.pp - rank)
+        return chunk_bytes * microbatches_in_flight, InFlightCounts((microbatches_in_flight,), (0,))
     if schedule == "interleaved":
         rank_actions = interleaved_order(layout.pp, layout.vpp, micro_batches, layout.pp, rank)
         return Pipeline(layout.pp, layout.vpp, micro_batches, (rank_actions,)).peak_in_flight(0, bytes_of_chunks)

@@ -162,24 +162,24 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
     check_micro_batches(layout, micro_batches, group_size)
-    p, v, m = layout.pp, layout.vpp, micro_batches
+    pp, vpp, m = layout.pp, layout.vpp, micro_batches
     schedule_name = effective_schedule(layout)
-    if p == 1:
+    if pp == 1:
         return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
     if schedule_name == "dualpipe":
-        return Pipeline(p, 2, m, tuple(_dualpipe_actions(p, m, rank) for rank in range(p)), is_bidirectional=True)
+        return Pipeline(pp, 2, m, tuple(_dualpipe_actions(pp, m, rank) for rank in range(pp)), is_bidirectional=True)
     if schedule_name == "zb-h1":
-        return Pipeline(p, 1, m, tuple(_zero_bubble_h1(p, m, rank) for rank in range(p)))
+        return Pipeline(pp, 1, m, tuple(_zero_bubble_h1(pp, m, rank) for rank in range(pp)))
     if schedule_name == "1f1b":
         forward_passes, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
         return Pipeline(
-            p,
+            pp,
             1,
             m,
-            tuple(tuple(_alternating_passes(forward_passes, backward_passes, p - 1 - rank)) for rank in range(p)),
+            tuple(tuple(_alternating_passes(forward_passes, backward_passes, pp - 1 - rank)) for rank in range(pp)),
         )
-    group_size = p if group_size is None else group_size
-    return Pipeline(p, v, m, tuple(interleaved_order(p, v, m, group_size, rank) for rank in range(p)))
+    group_size = pp if group_size is None else group_size
+    return Pipeline(pp, vpp, m, tuple(interleaved_order(pp, vpp, m, group_size, rank) for rank in range(pp)))
 
 
 def check_micro_batches(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
@@ -213,11 +213,11 @@ def _alternating_passes(
     forward_passes: list[PassAction], backward_passes: list[PassAction], warmup_count: int
 ) -> Iterator[PassAction]:
     """Returns warm-up forward passes, alternating forward and backward passes, then the remaining backward passes."""
-    steady_count = max(0, len(forward_passes) - warmup_count)
+    alternating_count = max(0, len(forward_passes) - warmup_count)
     return chain(
         forward_passes[:warmup_count],
-        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:steady_count], strict=True)),
-        backward_passes[steady_count:],
+        chain.from_iterable(zip(forward_passes[warmup_count:], backward_passes[:alternating_count], strict=True)),
+        backward_passes[alternating_count:],
     )
 
 

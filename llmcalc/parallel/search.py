@@ -355,9 +355,9 @@ def _try_layout(
 def even_stage_sizes(layer_count: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layer_count, stage_count)
-    first_larger_stage = (stage_count - remainder) // 2
+    first_stage_with_more = (stage_count - remainder) // 2
     return tuple(
-        layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
+        layers_per_stage + (first_stage_with_more <= stage_index < first_stage_with_more + remainder)
         for stage_index in range(stage_count)
     )
 

@@ -70,9 +70,9 @@ def wrapped_text(text: str, width_inches: float, font_points: float = 10, font_w
 
     font_properties, lines = FontProperties(weight=font_weight), [""]
     for word in text.split(" "):
-        longer_line = f"{lines[-1]} {word}".lstrip()
-        if _is_within_width(TextPath((0, 0), longer_line, font_points, prop=font_properties), width_inches * 72):
-            lines[-1] = longer_line
+        extended_line = f"{lines[-1]} {word}".lstrip()
+        if _is_within_width(TextPath((0, 0), extended_line, font_points, prop=font_properties), width_inches * 72):
+            lines[-1] = extended_line
         else:
             lines.append(word)
     return "\n".join(filter(None, lines))

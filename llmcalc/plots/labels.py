@@ -67,10 +67,10 @@ def spread_labels(wanted_heights: Sequence[float], least_distance: float) -> lis
     for rank, point_index in enumerate(sorted_indices):
         mean_height, label_count = wanted_heights[point_index] - rank * least_distance, 1
         while label_blocks and label_blocks[-1][0] >= mean_height:
-            label_below, label_count_below = label_blocks.pop()
+            lower_height, lower_count = label_blocks.pop()
             mean_height, label_count = (
-                (mean_height * label_count + label_below * label_count_below) / (label_count + label_count_below),
-                label_count + label_count_below,
+                (mean_height * label_count + lower_height * lower_count) / (label_count + lower_count),
+                label_count + lower_count,
             )
         label_blocks.append((mean_height, label_count))
     mean_heights = [mean_height for mean_height, label_count in label_blocks for _ in range(label_count)]
@@ -124,13 +124,13 @@ def label_points(
         radius of each point, and names keep their distance from its edge.
     The figure's layout must not change afterwards.
     """
-    placed_boxes: list[LabelBox] = []
+    label_boxes: list[LabelBox] = []
     axes_box = ax.get_window_extent()
     point_radii = [0.0] * len(data_points) if isinstance(radius_or_radii, (int, float)) else list(radius_or_radii)
     pixels_per_point = ax.figure.dpi / 72
-    same_radius = radius_or_radii if isinstance(radius_or_radii, (int, float)) else 0
+    common_radius = radius_or_radii if isinstance(radius_or_radii, (int, float)) else 0
     point_circles = [
-        (*ax.transData.transform(data_point), max(point_radius, same_radius) * pixels_per_point)
+        (*ax.transData.transform(data_point), max(point_radius, common_radius) * pixels_per_point)
         for data_point, point_radius in (
             *zip(data_points, point_radii, strict=True),
             *((data_point, 0.0) for data_point in other_points),
@@ -164,7 +164,7 @@ def label_points(
                 and axes_box.y0 + EDGE <= name_box.bottom
                 and name_box.top <= axes_box.y1 - EDGE
             )
-            covers_point = any(
+            overlaps_point = any(
                 name_box.left - circle_radius < x < name_box.right + circle_radius
                 and name_box.bottom - circle_radius < y < name_box.top + circle_radius
                 for x, y, circle_radius in point_circles
@@ -181,11 +181,11 @@ def label_points(
                 for line_share in LINE_SAMPLES
                 if has_connecting_line
             ]
-            has_overlap = any(
+            overlaps_label = any(
                 name_box.overlaps(text_box) or any(text_box.contains(*line_point) for line_point in line_points)
-                for text_box in placed_boxes
+                for text_box in label_boxes
             )
-            if is_inside_axes and not covers_point and not has_overlap:
+            if is_inside_axes and not overlaps_point and not overlaps_label:
                 point_circles += [(*line_point, 0.0) for line_point in line_points]
                 if has_connecting_line:
                     connecting_line = {
@@ -204,7 +204,7 @@ def label_points(
                         arrowprops=connecting_line,
                         zorder=1,
                     )
-                placed_boxes.append(name_box)
+                label_boxes.append(name_box)
                 annotations.append(annotation)
                 break
         else:

@@ -94,7 +94,7 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
         intensity_range[0] * (intensity_range[1] / intensity_range[0]) ** (sample_index / SAMPLES)
         for sample_index in range(SAMPLES + 1)
     ]
-    drawn_points = []
+    roof_points = []
     datasheet_text = text_for_one_column(f"roof of the datasheet: {_roof_text(timed_run, ridge_intensity)}", 3.8, 9)
     for peak_rate, bandwidth, roof_line, roof_name in (
         (timed_run.peak, device.memory_bandwidth, "-", datasheet_text),
@@ -108,11 +108,11 @@ def _draw_roof(ax: Axes, timed_run: TimedRun, intensities: Sequence[float]) -> l
         x = [intensity_range[0], peak_rate / bandwidth, intensity_range[1]]
         y = [min(peak_rate, intensity * bandwidth) / 1e12 for intensity in x]
         ax.plot(x, y, color=INK, linewidth=1.1, linestyle=roof_line, label=roof_name, zorder=0)
-        drawn_points += [(intensity, min(peak_rate, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
+        roof_points += [(intensity, min(peak_rate, intensity * bandwidth) / 1e12) for intensity in sampled_intensities]
     ax.axvline(ridge_intensity, color=FAINT, linewidth=0.8, zorder=0)
     ax.set_xlim(*intensity_range)
     ax.margins(y=0.12)
-    return drawn_points
+    return roof_points
 
 
 SAMPLES = 200
@@ -133,15 +133,15 @@ def _label_node_points(
     roof_points: Sequence[tuple[float, float]],
 ) -> None:
     """Labels points with the ends of their node paths, slowest first. Overlapping points share one label."""
-    sized_points = [
+    weighted_points = [
         (kernel.seconds / timed_run.seconds, (kernel.intensity, kernel.flops_per_second / 1e12), path)
         for timed_run, kernels in runs_with_kernels
         for path, kernel in kernels.items()
     ]
-    sized_points.sort(key=lambda kernel_point: -kernel_point[0])
+    weighted_points.sort(key=lambda kernel_point: -kernel_point[0])
     names_by_point: dict[tuple[float, float], list[str]] = {}
     point_radii: dict[tuple[float, float], float] = {}
-    for time_share, kernel_point, path in sized_points:
+    for time_share, kernel_point, path in weighted_points:
         nearest_point = next(
             (other_point for other_point in names_by_point if _log_distance(kernel_point, other_point) < NEAR),
             kernel_point,

@@ -36,8 +36,10 @@ HEIGHT = 0.8
 @in_llmcalc_style
 def plot_schedule(layout: Layout, timetable: Timetable) -> Figure:
     """Draws two panels: the passes of every rank, and the largest number of micro-batches in flight."""
-    shortest_pass = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
-    figure_width_inches = figure_width(min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_pass)))
+    shortest_duration = min(timetable.pass_durations.duration(pass_kind) for pass_kind in pass_kinds_of(timetable))
+    figure_width_inches = figure_width(
+        min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest_duration))
+    )
     figure = new_figure(figure_width_inches, 1.6 + 0.36 * timetable.pipeline.ranks)
     timetable_axes, in_flight_axes = figure.subplots(
         1, 2, sharey=True, width_ratios=(figure_width_inches - SIDE_INCHES, 1.0)
@@ -84,15 +86,14 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
                     bbox=text_background,
                 )
             is_lower_half = is_overlapped
-    paleness = 0.6 / max(1, timetable.pipeline.chunk_count - 1)
+    lightening_per_chunk = 0.6 / max(1, timetable.pipeline.chunk_count - 1)
     for (pass_kind, chunk_index, lower_edge, bar_height), time_ranges in bars_by_style.items():
         colour = tuple(
-            channel + (1 - channel) * paleness * chunk_index for channel in to_rgb(palette.PASSES[pass_kind])
+            channel + (1 - channel) * lightening_per_chunk * chunk_index
+            for channel in to_rgb(palette.PASSES[pass_kind])
         )
-        has_letter_room = time_ranges[0][1] * axes_inches > LINE
-        hatch, edge_colour, edge_width = (
-            (palette.HATCHES[pass_kind], "white", 0.6) if has_letter_room else (None, None, 0)
-        )
+        fits_letter = time_ranges[0][1] * axes_inches > LINE
+        hatch, edge_colour, edge_width = (palette.HATCHES[pass_kind], "white", 0.6) if fits_letter else (None, None, 0)
         ax.broken_barh(
             time_ranges,
             (lower_edge, bar_height),
@@ -108,10 +109,10 @@ def draw_passes(ax: Axes, timetable: Timetable, axes_inches: float) -> None:
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
     numbers_text = "; numbers are micro-batches" if ax.texts else ""
-    shade_note = {1: "", 2: "; paler: of the second chunk"}.get(
+    shade_legend = {1: "", 2: "; paler: of the second chunk"}.get(
         timetable.pipeline.chunk_count, "; paler: of later chunks"
     )
-    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_note}", 2.4))
+    ax.set_xlabel(text_for_one_column(f"time, with {costs_text(timetable)}{numbers_text}{shade_legend}", 2.4))
     _draw_legend(ax, timetable)
 
 
@@ -134,16 +135,16 @@ def _draw_legend(ax: Axes, timetable: Timetable) -> None:
 def draw_in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the most micro-batches in flight per rank, in W's colour if only weight gradients are missing."""
     in_flight_counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    awaiting_backward = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
+    backward_counts = [sum(micro_batch_count.awaiting_backward) for micro_batch_count in in_flight_counts]
     weight_counts = [sum(micro_batch_count.awaiting_weights) for micro_batch_count in in_flight_counts]
     ranks = range(len(in_flight_counts))
-    ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
+    ax.barh(ranks, backward_counts, height=HEIGHT, color=palette.FAINT)
     if any(weight_counts):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
         ax.barh(
             ranks,
             weight_counts,
-            left=awaiting_backward,
+            left=backward_counts,
             height=HEIGHT,
             color=colour,
             edgecolor="white",

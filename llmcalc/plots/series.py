@@ -24,5 +24,5 @@ def curve_style(curve_index: int) -> CurveStyle:
     """Returns the style of curve number `curve_index`, counted from 0. The styles repeat after 24 curves."""
     line_index = curve_index // len(SERIES) % len(LINES)
     colour = SERIES[curve_index % len(SERIES)]
-    channels = [round(int(colour[start : start + 2], 16) * SHADES[line_index]) for start in (1, 3, 5)]
+    channels = [round(int(colour[digit_start : digit_start + 2], 16) * SHADES[line_index]) for digit_start in (1, 3, 5)]
     return CurveStyle("#" + "".join(f"{colour_channel:02x}" for colour_channel in channels), LINES[line_index])

@@ -27,8 +27,8 @@ def plot_servers(title: str, subtitle: str, studied_servers: StudiedServers, lat
         most tokens/s.
     """
     figure = new_figure(11, 8.6 if is_narrow() else 5.4)
-    front_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
-    draw_pareto_front(front_axes, studied_servers, latency_limits)
+    pareto_axes, load_axes = figure.subplots(2, 1) if is_narrow() else figure.subplots(1, 2, width_ratios=(1.25, 1))
+    draw_pareto_front(pareto_axes, studied_servers, latency_limits)
     draw_load_curve(load_axes, studied_servers, latency_limits)
     draw_heading(figure, escape_label(title), escape_label(subtitle))
     return figure
@@ -41,7 +41,7 @@ def shown_server_index(studied_servers: StudiedServers) -> int:
 
 def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]:
     """Returns the Pareto front: each point with the index of its server."""
-    curves = [{curve_point.concurrency: curve_point for curve_point in curve} for curve in studied_servers.curves]
+    curves = [{curve_point.concurrency: curve_point for curve_point in points} for points in studied_servers.curves]
     return [
         (server_index, curves[server_index][concurrency]) for server_index, concurrency in studied_servers.pareto_front
     ]
@@ -49,11 +49,11 @@ def front_points(studied_servers: StudiedServers) -> list[tuple[int, LoadPoint]]
 
 def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits: LatencyLimits) -> None:
     """Draws every server's curve (in colour on the Pareto front), the Pareto front, and the chosen load."""
-    front_servers = front_points(studied_servers)
-    front_indices = list(dict.fromkeys(server_index for server_index, _ in front_servers))
-    colours = dict(zip(front_indices, SERIES, strict=False))
+    pareto_servers = front_points(studied_servers)
+    pareto_indices = list(dict.fromkeys(server_index for server_index, _ in pareto_servers))
+    colours = dict(zip(pareto_indices, SERIES, strict=False))
     for server_index, server_curve in enumerate(studied_servers.curves):
-        x, y = _tpot_milliseconds(server_curve), [front_point.per_device for front_point in server_curve]
+        x, y = _tpot_milliseconds(server_curve), [load_point.per_device for load_point in server_curve]
         if server_index in colours:
             server_label = escape_label(layout_text(studied_servers.servers[server_index]))
             ax.plot(
@@ -61,10 +61,10 @@ def draw_pareto_front(ax: Axes, studied_servers: StudiedServers, latency_limits:
             )
         else:
             ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
-    pareto_points = [front_point for _, front_point in front_servers]
+    pareto_points = [load_point for _, load_point in pareto_servers]
     ax.plot(
         _tpot_milliseconds(pareto_points),
-        [front_point.per_device for front_point in pareto_points],
+        [load_point.per_device for load_point in pareto_points],
         color=INK,
         linewidth=5,
         alpha=0.18,
@@ -92,7 +92,8 @@ def _tpot_milliseconds(load_points: Sequence[LoadPoint]) -> list[float]:
 def _mark_chosen_server(ax: Axes, chosen_point: LoadPoint) -> None:
     """Draws a star at the chosen load, and a whisker for the range of its TPOT."""
     low_ms, estimate_ms, high_ms = (
-        1e3 * float(end) for end in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
+        1e3 * float(tpot_seconds)
+        for tpot_seconds in (chosen_point.tpot.low, chosen_point.tpot.estimate, chosen_point.tpot.high)
     )
     ax.plot(
         [low_ms, high_ms], [chosen_point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4

@@ -39,9 +39,9 @@ def plot_shapes(named_studies: Sequence[tuple[str, ShapeStudy]], ax: Sequence[Ax
     for budget_index, (model_name, shape_study) in enumerate(named_studies):
         _draw_curves(cache_axes, flops_axes, model_name, shape_study, curve_style(budget_index))
     cache_axes.set_yscale("log", base=2)
-    for panel_ax, title in ((cache_axes, "KV cache per token"), (flops_axes, "forward FLOPs per token / parameters")):
-        _format_ratio_axis(panel_ax, is_vertical=True)
-        panel_ax.set_title(title, color=INK)
+    for panel_axes, title in ((cache_axes, "KV cache per token"), (flops_axes, "forward FLOPs per token / parameters")):
+        _format_ratio_axis(panel_axes, is_vertical=True)
+        panel_axes.set_title(title, color=INK)
     cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis_tick_text(round(value), units.memory)))
     cache_axes.legend(frameon=False, fontsize=9)
     budget_kinds = " and ".join(sorted({shape_study.budget.kind for _, shape_study in named_studies}))
@@ -117,15 +117,15 @@ def plot_aspect_ratios(
     figure = new_figure(12, 2.9 * panel_rows if is_narrow() else 8.4) if ax is None else None
     axes = axes_of_panels(figure.subplots(panel_rows, 4 // panel_rows) if figure is not None else ax, 4)
     plotted_models = [
-        (panel_ax, _draw_scatter(panel_ax, models, title, quantity))
-        for panel_ax, (title, quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
+        (panel_axes, _draw_scatter(panel_axes, models, title, quantity))
+        for panel_axes, (title, quantity) in zip(axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True)
     ]
     if figure is not None:
         _add_title(figure, f"Proportions of {len(models):,} models", axes[0])
     else:
         axes[0].legend(frameon=False, fontsize=9)
         axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-    for panel_ax, model_points in plotted_models:
+    for panel_axes, model_points in plotted_models:
         distinct_points = list(
             {(model_point.x, model_point.y): model_point for model_point in reversed(model_points)}.values()
         )[::-1]  # one name a place
@@ -135,7 +135,7 @@ def plot_aspect_ratios(
             else distinct_points[:MOST_NAMES]
         )
         label_points(
-            panel_ax,
+            panel_axes,
             [(model_point.x, model_point.y) for model_point in labelled_points],
             [model_point.name for model_point in labelled_points],
             [(model_point.x, model_point.y) for model_point in model_points],

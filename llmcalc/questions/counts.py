@@ -192,8 +192,8 @@ class FlopsQuestion:
             )
         if self.draft is not None and (self._is_measured or self.phase == "training"):
             raise InputError("--draft: drafts tokens in inference; expected --phase forward, prefill or decode")
-        for option, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
-            if is_given and self.rank is not None and self.rank.has_options:
+        for option, is_typed in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
+            if is_typed and self.rank is not None and self.rank.has_options:
                 raise InputError(f"{option}: rules of thumb count whole models; expected no layout")
 
     @property
@@ -400,11 +400,11 @@ class ExplainQuestion:
 
         cache = kv(model, 1, seq, self.kv_dtype)
         byte_scale = memory_scale(cache.bytes)
-        end_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        limit_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
         return (
             "kv_bytes",
             cache.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{end_text}",
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{limit_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

@@ -80,7 +80,7 @@ def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int)
     need_text += f", and the device has {units.GIB.write(parsed_log.total_bytes)}"
     if exceeds_device(parsed_log, required_bytes):
         return f"{need_text}: too few"
-    allocated_bytes = next((term.value for term in parsed_log.terms if term.name == "allocated"), 0)
+    allocated_bytes = next((log_term.value for log_term in parsed_log.terms if log_term.name == "allocated"), 0)
     if allocated_bytes > peak_bytes:
         return f"{need_text}: {units.GIB.write(allocated_bytes - peak_bytes)} GiB of the log's tensors are not computed"
     return f"{need_text}, which is enough but for other processes and fragmentation"

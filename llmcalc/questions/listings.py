@@ -89,8 +89,8 @@ def ask_presets(
         raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
     matching_presets, is_exact = search_presets(list(requested_names))
     if only_stale:
-        today_date = date.today() if today is None else today
-        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), today_date)]
+        current_date = date.today() if today is None else today
+        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), current_date)]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORTS[sort])
@@ -137,8 +137,8 @@ def missing_rope_scaling_note(preset: Preset, target_format: ModelFileFormat) ->
 
     Presets hold sizes, which no scaling changes. Of a few quantized models they do not hold the table either.
     """
-    is_unknown = target_format == "hf" and preset.config is None and not preset.rope_parameters
-    if not is_unknown or preset.model.max_position_embeddings is None:
+    may_miss_tables = target_format == "hf" and preset.config is None and not preset.rope_parameters
+    if not may_miss_tables or preset.model.max_position_embeddings is None:
         return ""
     is_table_unknown = preset.stored_as is None and preset.dtype not in ("bfloat16", "float16", "float32")
     missing_tables = "rope_scaling and quantization_config" if is_table_unknown else "rope_scaling"

@@ -37,19 +37,19 @@ DRAFT_TOKENS = 3
 def parse_nic(option_name: str, gigabytes: Any) -> float:
     """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
     number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    parsed_number = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
-    if not 0 < parsed_number <= MAX_NIC:
+    bandwidth = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
+    if not 0 < bandwidth <= MAX_NIC:
         raise InputError(f"{option_name}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
-    return parsed_number * 1e9
+    return bandwidth * 1e9
 
 
 def parse_positive(option_name: str, option_value: Any, example_value: str) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
     text_match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(option_value).strip())
-    parsed_number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
-    if not 0 < parsed_number <= MOST_MONEY:
+    number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
+    if not 0 < number <= MOST_MONEY:
         raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example_value}")
-    return parsed_number
+    return number
 
 
 _CURRENCY = r"[$€£¥]|USD|EUR|GBP|CNY"

@@ -138,8 +138,8 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
     if argument := python_argument_of(typed_name, argument_names):
         return f"; expected {argument}"
     suggestion = suggest(typed_name, list(argument_names))
-    if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_spelling(typed_name))):
-        suggestion = f' A flag of an engine needs engine="{engine_word}".'
+    if not suggestion and "engine" in argument_names and (engine_name := engine_of_flag(_option_spelling(typed_name))):
+        suggestion = f' A flag of an engine needs engine="{engine_name}".'
     return f".{suggestion}"
 
 
@@ -163,4 +163,4 @@ def engine_of_flag(flag_name: str) -> str:
     from ..frameworks.engines.flags import flags_by_spelling
     from ..frameworks.engines.registry import FOLDERS, engine
 
-    return next((word for word in FOLDERS if flag_name in flags_by_spelling(engine(word).known_flags())), "")
+    return next((name for name in FOLDERS if flag_name in flags_by_spelling(engine(name).known_flags())), "")

@@ -187,7 +187,7 @@ def ask_plan(
     )
     layout_plan = first_fitting_plan(list(layout_plans))
     layout_plan = replace(layout_plan, compared_plans=_compared_plans(run_question, layout_plan, time_settings))
-    suggestions = ""
+    suggestion = ""
     if not layout_plan.plan.feasible:
         layout_plan = replace(
             layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name)
@@ -195,21 +195,21 @@ def ask_plan(
     if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
         workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layouts
         batch_sizes = layout_plan.global_batch, int(workload.batch)
-        suggestions = nearest_layouts_text(
+        suggestion = nearest_layouts_text(
             preset.model,
             layout,
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
         )
-        refused, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
-        refusals_by_batch = [reason for reason in batch_reasons if reason in refused]
+        refused_layouts, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
+        refusals_by_batch = [reason for reason in batch_reasons if reason in refused_layouts]
         if refusals_by_batch and (
-            layout_plan.is_batch_assumed or not suggestions or len(refused) == len(refusals_by_batch)
+            layout_plan.is_batch_assumed or not suggestion or len(refused_layouts) == len(refusals_by_batch)
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
-            suggestions = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
+            suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
     return ReportedAnswer(
-        layout_plan, lambda: report(preset, layout_plan, suggestions, requested_sizes), bool(layout_plan.plan.feasible)
+        layout_plan, lambda: report(preset, layout_plan, suggestion, requested_sizes), bool(layout_plan.plan.feasible)
     )
 
 

@@ -270,8 +270,8 @@ def _runs_by_format(
             if format_name is not None
         }
         settings = settings_of(phase="decode", batch=1, seq=sequence_length, **chosen_formats)
-        run = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
-        format_runs.append((format_pair, run.memory_on_one_device()))
+        run_question = RunQuestion(preset=preset, settings=settings, accelerators=(hardware,))
+        format_runs.append((format_pair, run_question.memory_on_one_device()))
     return format_runs
 
 

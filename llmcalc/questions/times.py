@@ -318,10 +318,10 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
     if ranked_layouts.refused and TOO_MUCH not in ranked_layouts.refused:
         refusal_reason = max(ranked_layouts.refused, key=ranked_layouts.refused.__getitem__)
         if refusal_reason == BATCH:
-            replicas = f"--global-batch as a multiple of {devices}, or another number of devices"
+            expected_text = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
                 f"--devices {devices}: {ranked_layouts.tried:,} layouts were tried, and {refusal_reason}; "
-                f"expected {replicas}"
+                f"expected {expected_text}"
             )
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried:,} layouts can be counted, "
@@ -554,8 +554,8 @@ def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
     quantized_size = run_memory.states.quantized_size
     if layout.tp == 1 or quantized_size is None or quantized_size.scheme.label == "mxfp4":
         return
-    model, parts = rank_model(run_memory.spec, layout, 0), run_memory.states.parameter_count.include
-    memory(model, run_memory.settings, run_memory.published_dtype, parts, run_memory.model_config)
+    model, included_parts = rank_model(run_memory.spec, layout, 0), run_memory.states.parameter_count.include
+    memory(model, run_memory.settings, run_memory.published_dtype, included_parts, run_memory.model_config)
 
 
 def _check_served_model(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:

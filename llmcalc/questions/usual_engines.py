@@ -40,8 +40,8 @@ def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:
     None where the engine has none, or where a format of the weights is stated or published.
     """
     settings = memory.settings
-    is_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
-    if is_stated or DTYPE_BITS[memory.published_dtype] < 16:
+    is_format_stated = settings.quantize or settings.dtype is not None or memory.states.quantized_size is not None
+    if is_format_stated or DTYPE_BITS[memory.published_dtype] < 16:
         return None
     return engine_and_version(engine_name)[0].usual_scheme
 
@@ -169,12 +169,14 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
-    def _largest_fitting_users(self, bytes_of_users: Callable[[int], int | None], user_count: int, maximum: int) -> int:
+    def _largest_fitting_users(
+        self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int
+    ) -> int:
         """Returns the largest number whose bytes fit; a number with unknown bytes counts as too large."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_users: int) -> int:
-            device_bytes = bytes_of_users(tried_users)
+            device_bytes = bytes_for_users(tried_users)
             return excessive_bytes if device_bytes is None else device_bytes
 
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)

@@ -93,13 +93,13 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
     other_limits = [
         checked_limit.value for checked_limit in budget_check.limits if checked_limit.value != budget_check.measured
     ]
-    is_near_limit = any(
+    rounds_to_limit = any(
         write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
         for value in other_limits
     )
     return (
         f"{_validate_number_or_none(checked_value):,}"
-        if is_near_limit
+        if rounds_to_limit
         else write_value(_validate_number_or_none(checked_value))
     )
 

@@ -72,8 +72,8 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
         notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_texts})"]
     if errors_before.regret is not None and errors_after.regret is not None:
         headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
-        error_figures = (
+        errors_text = (
             f"{units.percent(errors_before.best_of_three or 0)}, {units.percent(errors_after.best_of_three or 0)}"
         )
-        notes.append(f"regret of the first layout {headline}; of the best of three {error_figures}")
+        notes.append(f"regret of the first layout {headline}; of the best of three {errors_text}")
     return notes

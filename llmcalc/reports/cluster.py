@@ -253,8 +253,8 @@ def _longest_samples_notes(
     if all(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
     workload = cluster.memory.states.workload
-    counted = "1 sample is" if workload.batch == 1 else f"{workload.batch:,} samples are"
-    return [f"{counted} counted at the longest that the file allows, --seq {workload.seq}; shorter ones need less"]
+    samples_text = "1 sample is" if workload.batch == 1 else f"{workload.batch:,} samples are"
+    return [f"{samples_text} counted at the longest that the file allows, --seq {workload.seq}; shorter ones need less"]
 
 
 def _launch_notes(launched_run: Launch | None) -> list[str]:
@@ -379,9 +379,9 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns the (first, last) layer of each chunk by pipeline stage; empty for a chunk without layers."""
-    layers = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
+    layer_count = sum(stack.num_hidden_layers for _, stack in cluster.spec.stacks())
     layers_by_rank: dict[int, list[list[int]]] = {}
-    for stage in stages(cluster.layout, layers):
+    for stage in stages(cluster.layout, layer_count):
         layers_by_rank.setdefault(stage.pipeline_rank, []).append(
             [stage.layers[0], stage.layers[-1]] if stage.layers else []
         )
@@ -395,7 +395,7 @@ def _rank_rows(cluster: Cluster) -> list[Row]:
             [
                 rank.rank,
                 rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(first_and_last))) for first_and_last in layers[rank.stage]),
+                ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers[rank.stage]),
                 rank.device.peak_bytes,
                 rank.device.after_step_bytes,
                 rank.device.reserved_bytes,

@@ -321,17 +321,17 @@ def _compare_notes(compared_models: Sequence[Compared], decoding_load: DecodingL
 def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared_models[0][1].seq
-    short_models = [
+    model_texts = [
         f"{preset.display} ({model_quantities.context_length:,})"
         for preset, model_quantities in compared_models
         if model_quantities.context_length is not None and model_quantities.context_length < seq
     ]
     return (
         [
-            f"fewer learned positions than {seq:,} tokens: {', '.join(short_models)}; FLOPs are extrapolated past the "
+            f"fewer learned positions than {seq:,} tokens: {', '.join(model_texts)}; FLOPs are extrapolated past the "
             "learned positions"
         ]
-        if short_models
+        if model_texts
         else []
     )
 

@@ -113,8 +113,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
             for quantity_name, changed_nodes in model_difference.components.items()
             if changed_nodes
         ]
-    target = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
-    return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(target)
+    target_text = " → ".join(preset.target for preset in (model_before, model_after) if preset is not None)
+    return Report(_difference_data(model_difference), tables, warnings=warnings).with_target(target_text)
 
 
 def _length_warnings(model_difference: ModelDifference) -> list[str]:

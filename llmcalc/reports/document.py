@@ -240,7 +240,7 @@ class Report(NamedTuple):
         omission_text: the option that prints them; default `--notes`.
         """
         tables: list[Table] = []
-        notes_left, hidden_notes = MOST_NOTES, 0
+        remaining_notes, hidden_notes = MOST_NOTES, 0
         for table in [*self.tables, None]:
             left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
             left_out_notes += [f"{hidden_notes} more note{'s' * (hidden_notes > 1)}"] if hidden_notes else []
@@ -249,13 +249,13 @@ class Report(NamedTuple):
                 tables[-1], hidden_notes = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
-            notes_left = MOST_NOTES if table.answer else notes_left
+            remaining_notes = MOST_NOTES if table.answer else remaining_notes
             shown_notes: list[str] = []
             for note in table.notes:
                 is_warning = any(warning_text.endswith(note) for warning_text in self.warnings)
-                if is_warning or notes_left:
+                if is_warning or remaining_notes:
                     shown_notes.append(note)
-                    notes_left -= not is_warning
+                    remaining_notes -= not is_warning
             hidden_notes += len(table.notes) - len(shown_notes)
             tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
@@ -324,8 +324,8 @@ def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[st
 
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
-    data_of_reports = [report.data_with_notes() for report in reports]
-    json_documents = [document for data in data_of_reports for document in (data if isinstance(data, list) else [data])]
+    report_data = [report.data_with_notes() for report in reports]
+    json_documents = [document for data in report_data for document in (data if isinstance(data, list) else [data])]
     tables, warnings = (
         [table for report in reports for table in report.tables],
         [warning for report in reports for warning in report.warnings],

@@ -496,9 +496,9 @@ def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: boo
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
     """Returns a cell of flags, with short spellings on screens."""
-    usual_flags, brief_flags = (
+    usual_flags, short_flags = (
         " ".join(f"{name} {value}" for name, value in _flag_values(engine_use, value_by_flag, has_short_spellings))
         or "—"
         for has_short_spellings in (False, True)
     )
-    return DisplayedValue(usual_flags, brief_flags)
+    return DisplayedValue(usual_flags, short_flags)

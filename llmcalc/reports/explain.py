@@ -326,18 +326,18 @@ def _formula_texts_with_unit(formula_texts: list[str], formula: Formula) -> list
     title, unit_text = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return formula_texts
-    number_text, at_sign_text, seq_text = formula_texts[-1].partition(" at ")
-    return [*formula_texts[:-1], f"{number_text} {unit_text.partition('/')[0]}{at_sign_text}{seq_text}"]
+    number_text, separator, seq_text = formula_texts[-1].partition(" at ")
+    return [*formula_texts[:-1], f"{number_text} {unit_text.partition('/')[0]}{separator}{seq_text}"]
 
 
 def _formula_rows(
     formula_name: str, formula_texts: list[str], line_width: int, depth: int = 0, is_bold: bool = False
 ) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one line per step."""
-    full_line = " = ".join(formula_texts)
+    joined_line = " = ".join(formula_texts)
     lines = (
-        [full_line]
-        if len(full_line) <= line_width
+        [joined_line]
+        if len(joined_line) <= line_width
         else [
             formula_line
             for line_index, formula_text in enumerate(formula_texts)
@@ -526,12 +526,12 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
             ]
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()
-    legend = [
+    legend_lines = [
         rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
         rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
         for symbol, symbol_meaning in meaning_by_symbol
     ]
-    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend), r"\end{align*}"]
+    latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
         dict.fromkeys(path.source for section in explanation.sections for path in section.formula_nodes if path.source)
     )

@@ -176,12 +176,12 @@ def _write_power(base_expression: Any, exponent: int, formula_style: FormulaStyl
     return rf"{base_text}^{{{exponent}}}" if formula_style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _write_in_brackets(expression: Any, formula_style: FormulaStyle, bracket_marks: str, latex_bracket: str) -> str:
+def _write_in_brackets(expression: Any, formula_style: FormulaStyle, brackets: str, latex_bracket: str) -> str:
     content_text = write_expression(expression, formula_style)
     return (
         rf"\l{latex_bracket} {content_text} \r{latex_bracket}"
         if formula_style.latex
-        else bracket_marks[0] + content_text + bracket_marks[1]
+        else brackets[0] + content_text + brackets[1]
     )
 
 

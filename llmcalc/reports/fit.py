@@ -224,12 +224,12 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     )
     other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
-    several_text = "" if other_framework is None else f", several under {other_framework.title}"
+    framework_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [
         *notes_on_other_accelerators(layout_plan),
         f"kernels and buffers of {framework_title} (--framework {layout_plan.framework.name}); {order_position}",
         f"fewest: halves and doubles of {plural(layout_plan.devices, 'device')} were tried"
-        f"{several_text if accelerator_fit.verdict == 'no' else ''}"
+        f"{framework_text if accelerator_fit.verdict == 'no' else ''}"
         f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
     if accelerator_fit.verdict == "no":

@@ -126,7 +126,7 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
             encoders += tree_data(towers_node.place(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
-        node_data |= {key: node_data[key] + figure for key, figure in encoder_sums.items()}
+        node_data |= {key: node_data[key] + encoder_sum for key, encoder_sum in encoder_sums.items()}
     return node_data
 
 
@@ -264,11 +264,11 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
     """Returns notes about operations that decoding runs differently from a pass over all tokens."""
     ops = [node_position.node.op for node_position in flop_count.tree.walk()]
     has_convolution_state = any(isinstance(op, State) and op.kind == "conv_state" for op in ops)
-    has_choosing_attention = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
+    selects_keys = any(op.selects_keys for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if has_convolution_state else []),
         *([ONE_STEP] if _uncounted_operations(flop_count.spec) else []),
-        *([CHOSEN_KEYS] if has_choosing_attention else []),
+        *([CHOSEN_KEYS] if selects_keys else []),
     ]
 
 
@@ -310,11 +310,12 @@ def _training_notes(flop_count: FlopCount) -> list[str]:
 
 def _execution_data(execution: Execution) -> dict[str, Any]:
     """Returns the JSON entry of the execution choices, in which saved operations are called `kept`."""
-    choices_data = asdict(execution)
-    choices_data["recompute"] = {
-        "kept" if name == "saved_operations" else name: choice for name, choice in choices_data["recompute"].items()
+    execution_entry = asdict(execution)
+    execution_entry["recompute"] = {
+        "kept" if name == "saved_operations" else name: option_value
+        for name, option_value in execution_entry["recompute"].items()
     }
-    return choices_data
+    return execution_entry
 
 
 def _recompute_note(recompute: Recompute) -> str:

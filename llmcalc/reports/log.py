@@ -33,7 +33,7 @@ LOG_COLUMNS = (
 
 def log_report(log_answer: ExplainedLog) -> Report:
     """Returns the report: the JSON document, and a table of the memory terms."""
-    log_reading = log_answer.reading
+    parsed_log = log_answer.reading
     table_rows = [
         Row(
             [
@@ -46,7 +46,7 @@ def log_report(log_answer: ExplainedLog) -> Report:
         for memory_term in log_answer.terms
     ]
     notes = [
-        *([f"{log_reading.message}"] if log_reading.message else []),
+        *([f"{parsed_log.message}"] if parsed_log.message else []),
         *(f"not computed without {missing_input}" for missing_input in log_answer.missing_inputs),
         *log_answer.notes,
     ]
@@ -64,10 +64,10 @@ def log_report(log_answer: ExplainedLog) -> Report:
 
 
 def _heading_text(log_answer: ExplainedLog) -> str:
-    log_reading = log_answer.reading
-    program_text = f"{log_reading.title} {log_reading.version}".strip()
-    model_text = log_answer.preset.display if log_answer.preset is not None else log_reading.model
-    device = log_answer.hardware.title if log_answer.hardware is not None else log_reading.device
+    parsed_log = log_answer.reading
+    program_text = f"{parsed_log.title} {parsed_log.version}".strip()
+    model_text = log_answer.preset.display if log_answer.preset is not None else parsed_log.model
+    device = log_answer.hardware.title if log_answer.hardware is not None else parsed_log.device
     return ", ".join(filter(None, (program_text, model_text, device)))
 
 
@@ -105,18 +105,18 @@ def _displayed_value(compared_term: ComparedTerm, logged_bytes: int | None) -> D
 
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
-    log_reading = log_answer.reading
+    parsed_log = log_answer.reading
     return {
         "engine": {
-            "name": log_reading.program,
-            "version": log_reading.version or None,
+            "name": parsed_log.program,
+            "version": parsed_log.version or None,
             "record": log_answer.version.record if log_answer.version is not None else None,
         },
         "model": model_data(log_answer.preset) if log_answer.preset is not None else None,
-        "model_in_log": log_reading.model or None,
+        "model_in_log": parsed_log.model or None,
         "hardware": log_answer.hardware.name if log_answer.hardware is not None else None,
-        "kind": log_reading.kind,
-        "message": log_reading.message or None,
+        "kind": parsed_log.kind,
+        "message": parsed_log.message or None,
         "terms": [
             {
                 "name": compared_term.term.name,

@@ -101,9 +101,9 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
     )
     kernel_options = kernel_choices(run_settings, run_memory.spec, attention_kernel)
     adapters = memory_use.adapters
-    choices_data: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}
+    execution_entry: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}
     if is_training:
-        choices_data |= {
+        execution_entry |= {
             "cross_entropy": kernel_options.cross_entropy,
             "logits_dtype": kernel_options.logits_dtype
             or (
@@ -130,13 +130,13 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
             },
         }
     else:
-        choices_data |= {
+        execution_entry |= {
             "chunk": prompt_chunk(run_settings, memory_use),
             "kv_block": cache_block_tokens(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
     return {
-        **choices_data,
+        **execution_entry,
         "allocator": "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments",
     }
 

@@ -274,20 +274,21 @@ def _pure_bf16_note(run_memory: Memory) -> str:
 
 def _execution_note(run_memory: Memory) -> str:
     """Writes the kernel choices with their options."""
-    choices_data = execution_data(run_memory)
+    execution_entry = execution_data(run_memory)
     kernel_texts = [
         f"{run_memory.attention} attention (--attn-implementation)",
-        f"{choices_data['norm']} norms (--norm)",
+        f"{execution_entry['norm']} norms (--norm)",
     ]
     if run_memory.settings.phase == "training":
-        kernel_texts.append(f"{choices_data['cross_entropy']} cross-entropy (--cross-entropy)")
-        kernel_texts.append(f"recompute {choices_data['recompute']} (--recompute)")
-        if choices_data["dropout"]:
+        kernel_texts.append(f"{execution_entry['cross_entropy']} cross-entropy (--cross-entropy)")
+        kernel_texts.append(f"recompute {execution_entry['recompute']} (--recompute)")
+        if execution_entry["dropout"]:
             dropout_texts = ", ".join(
-                f"{probability:g} ({dropout_place})" for dropout_place, probability in choices_data["dropout"].items()
+                f"{probability:g} ({dropout_place})"
+                for dropout_place, probability in execution_entry["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropout_texts} (--dropout)")
-        kernel_texts.append(f"{choices_data['optimizer']} {choices_data['optimizer_impl']} (--optimizer-impl)")
+        kernel_texts.append(f"{execution_entry['optimizer']} {execution_entry['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(kernel_texts)}"
 
 

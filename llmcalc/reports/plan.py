@@ -169,9 +169,9 @@ def _answer_text(layout_plan: LayoutPlan) -> str:
         compared_time = None if compared_layout is None else compared_plan.range(compared_layout)
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_plan.framework.title}'s {duration_text(float(compared_time.estimate))}"
-    under_text = f" under {layout_plan.framework.title}"
+    framework_text = f" under {layout_plan.framework.title}"
     with_expandable_text = "" if layout_plan.expandable_bytes is None else f", but one does with {EXPANDABLE}"
-    return _fitting_layouts_text(layout_plan.plan) + under_text + with_expandable_text + time_text
+    return _fitting_layouts_text(layout_plan.plan) + framework_text + with_expandable_text + time_text
 
 
 def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
@@ -181,8 +181,8 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
         framework_text = f"{compared_plan.framework.title} (--framework {compared_plan.framework.name})"
         compared_layout = compared_plan.first_row[1]
         if compared_layout is None:
-            which_fit = "none found fits" if compared_plan.plan.ended_early else "none fits"
-            notes.append(f"not listed: layouts of {framework_text}, of which {which_fit}")
+            fit_text = "none found fits" if compared_plan.plan.ended_early else "none fits"
+            notes.append(f"not listed: layouts of {framework_text}, of which {fit_text}")
             continue
         compared_time = compared_plan.range(compared_layout)
         time_text = "fits" if compared_time is None else f"takes {range_text(compared_time)} a step"
@@ -297,11 +297,11 @@ def _exchange_notes(layout_plan: LayoutPlan) -> list[str]:
 
 def notes_on_other_accelerators(layout_plan: LayoutPlan) -> list[str]:
     """Returns notes on frameworks that are not tried, and on one that does not run on the plan's accelerator."""
-    hardware, untried = layout_plan.hardware, list(layout_plan.untried_frameworks)
+    hardware, untried_notes = layout_plan.hardware, list(layout_plan.untried_frameworks)
     if hardware is None or (hardware.is_gpu and hardware.vendor != "Apple"):
-        return untried
+        return untried_notes
     return [
-        *untried,
+        *untried_notes,
         f"{layout_plan.framework.title} runs on GPUs of NVIDIA and AMD: for {hardware.title}, which it does not "
         "support, these are the bytes of its kernels there",
     ]

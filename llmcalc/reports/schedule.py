@@ -78,8 +78,10 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     has_several_chunks = pipeline.chunk_count > 1
     table_columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak_column = Column("in_flight", "peak")
-    in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
-    peak_texts = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunk_count)] for counts in in_flight]
+    in_flight_counts = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
+    peak_texts = [
+        [in_flight_text(counts, chunk) for chunk in range(pipeline.chunk_count)] for counts in in_flight_counts
+    ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
     ]
@@ -105,14 +107,14 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
         table_columns,
         table_rows,
         sends_text,
-        list(_schedule_notes(timetable, in_flight, timetable_chart)),
+        list(_schedule_notes(timetable, in_flight_counts, timetable_chart)),
         headline_text,
     )
     return Report(schedule_data(layout, timetable), [table])
 
 
 def _schedule_notes(
-    timetable: Timetable, in_flight: Sequence[InFlightCounts], timetable_chart: TimetableChart
+    timetable: Timetable, in_flight_counts: Sequence[InFlightCounts], timetable_chart: TimetableChart
 ) -> Iterator[str]:
     pipeline = timetable.pipeline
     pass_kinds = pass_kinds_of(timetable)
@@ -125,7 +127,7 @@ def _schedule_notes(
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split_text = (
         "; after +: only the backward of the weights is left"
-        if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight)
+        if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts)
         else ""
     )
     yield f"peak: {peak_rank_text}{split_text}"
@@ -150,13 +152,13 @@ class TimetableChart(NamedTuple):
     @classmethod
     def from_timetable(cls, timetable: Timetable, free_width: int) -> TimetableChart:
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
-        shortest_pass = min(
+        shortest_duration = min(
             timetable.pass_durations.duration(action.pass_kind)
             for actions in timetable.pipeline.actions_by_rank
             for action in actions
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        columns_per_unit = name_width / shortest_pass
+        columns_per_unit = name_width / shortest_duration
         total_columns = round(timetable.time * columns_per_unit)
         if total_columns <= free_width:
             return cls(columns_per_unit, (range(total_columns),))

@@ -24,10 +24,10 @@ def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
     table_groups: list[list[Table]] = []
     for table in report.tables:
-        starts_answer = (
+        is_answer_start = (
             table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
         )
-        if starts_answer and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
+        if is_answer_start and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
             table_groups.append([])
         table_groups[-1].append(table)
     if report.counts_notes:
@@ -43,8 +43,8 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
     notes = [note for table in tables for note in table.notes]
     shown_warnings = [note for note in notes if any(warning.endswith(note) for warning in warnings)]
     shown_notes = [*shown_warnings, *[note for note in notes if note not in shown_warnings][:MOST_NOTES]]
-    note_lines = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
-    free_lines = MOST_LINES - note_lines - FURTHER_LINES
+    note_line_count = sum(len(list(indented_lines(note, COLUMNS, hanging_indent=INDENT))) for note in shown_notes)
+    free_lines = MOST_LINES - note_line_count - FURTHER_LINES
     omitted_rows = 0
     shorter_tables = list(tables)
 

@@ -234,7 +234,7 @@ def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
     return findings_data
 
 
-def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, with_literature: bool) -> list[str]:
+def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_literature: bool) -> list[str]:
     family, first_stack = shape_study.family, shape_study.shapes[0].stack
     notes = [_shared_sizes_text(shape_study)]
     per_token_text = (
@@ -279,7 +279,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, with_
     if shape_study.budget.kind == "train_flops":
         notes.append(_training_budget(shape_study))
     notes += [flops_per_token_note(shape_study.seq), cache_per_token_note(shape_study.dtype)]
-    return notes if with_literature else [*notes, "--literature adds what published studies say about depth and width"]
+    return notes if adds_literature else [*notes, "--literature adds what published studies say about depth and width"]
 
 
 def _shared_sizes_text(shape_study: ShapeStudy) -> str:
@@ -315,9 +315,9 @@ def _training_budget(shape_study: ShapeStudy) -> str:
 
 def _active_text(shape_study: ShapeStudy) -> list[int]:
     """Returns the active parameters per token: the target's, the budget's, or the least and most of all shapes."""
-    active_of_target = [shape.active for shape in shape_study.shapes if shape.target]
-    if active_of_target or not shape_study.shapes[0].stack.mixture_of_experts:
-        return active_of_target or [shape_study.budget.value]
+    target_params = [shape.active for shape in shape_study.shapes if shape.target]
+    if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
+        return target_params or [shape_study.budget.value]
     return sorted(
         {min(shape.active for shape in shape_study.shapes), max(shape.active for shape in shape_study.shapes)}
     )

@@ -35,23 +35,23 @@ def headline(spec: ModelSpec) -> str:
 def _merge_texts(phrases: list[str]) -> list[str]:
     """Merges texts that differ only by an added phrase: `GQA 16/8 × 256 with and without window 4096`."""
     added_phrases = {
-        longer_text: longer_text.removeprefix(f"{shorter_text}, ")
-        for shorter_text in phrases
-        for longer_text in phrases
-        if longer_text.startswith(f"{shorter_text}, ")
+        longer_phrase: longer_phrase.removeprefix(f"{shorter_phrase}, ")
+        for shorter_phrase in phrases
+        for longer_phrase in phrases
+        if longer_phrase.startswith(f"{shorter_phrase}, ")
     }
     additions_by_shorter_text = {
-        longer_text: [
+        longer_phrase: [
             added_phrase
             for longer_name, added_phrase in added_phrases.items()
-            if longer_name == f"{longer_text}, {added_phrase}"
+            if longer_name == f"{longer_phrase}, {added_phrase}"
         ]
-        for longer_text in phrases
+        for longer_phrase in phrases
     }
     return [
-        f"{longer_text} with and without {additions[0]}" if len(additions) == 1 else longer_text
-        for longer_text, additions in additions_by_shorter_text.items()
-        if longer_text not in added_phrases or len(added_phrases) > 1
+        f"{longer_phrase} with and without {additions[0]}" if len(additions) == 1 else longer_phrase
+        for longer_phrase, additions in additions_by_shorter_text.items()
+        if longer_phrase not in added_phrases or len(added_phrases) > 1
     ]
 
 

@@ -220,8 +220,8 @@ def other_exchange_notes(
     if not time_stack.exchange_stack:
         return []
     other_stack = find_stack(time_stack.exchange_stack)
-    exchange = {name: getattr(other_stack, name) for name in ("gathers_tokens", "sends_copies")}
-    other_seconds = seconds_on(time_stack.model_copy(update=exchange))
+    exchange_settings = {name: getattr(other_stack, name) for name in ("gathers_tokens", "sends_copies")}
+    other_seconds = seconds_on(time_stack.model_copy(update=exchange_settings))
     if max(seconds, other_seconds) <= TIE * min(seconds, other_seconds):
         return []
     exchange_text, other_exchange = _exchange_text(time_stack), _exchange_text(other_stack).removeprefix("those of ")
@@ -332,7 +332,7 @@ def _formats_text(timed_run: TimedRun) -> str:
 
 def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns rows of the parts of a run, with percentages by bound (compute, memory, communication)."""
-    unit_of_run = duration_unit(timed_run.seconds)
+    run_unit = duration_unit(timed_run.seconds)
     time_parts = [
         (name, seconds) for name, seconds in timed_run.parts.items() if seconds or name in ("work", "kernels")
     ]
@@ -342,7 +342,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
         bound_cells: list[Any] = [None, None, None]
         if time_part is not None:
             part_name, seconds = time_part
-            time_unit = unit_of_run if seconds >= FACTORS[unit_of_run] / 10 else duration_unit(seconds)
+            time_unit = run_unit if seconds >= FACTORS[run_unit] / 10 else duration_unit(seconds)
             bound_cells = [
                 PART_NAMES[part_name],
                 DisplayedValue(seconds, duration_text(seconds, time_unit, 3)),
@@ -412,7 +412,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     ]
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
-    training_bytes = f"weights, gradients, optimizer states and activations {sizes_text}"
+    training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
         if timed_run.stack.splits_to_host:
@@ -423,18 +423,18 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
                     f"reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
                 )
     elif timed_run.chosen_options:
-        undivided_text = f"; undivided, {training_bytes}" if resident_bytes > capacity else ""
+        undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
     elif timed_run.devices == 1:
-        size_note = f"{training_bytes}: they do not fit; llmcalc fit tries changes that need less"
+        size_note = f"{training_text}: they do not fit; llmcalc fit tries changes that need less"
     elif timed_run.is_planned:
-        size_note = f"{training_bytes}: they do not fit; llmcalc plan lists layouts that do"
+        size_note = f"{training_text}: they do not fit; llmcalc plan lists layouts that do"
         if timed_run.has_stated_micro_batches:
             size_note += (
                 f", and --global-batch {timed_run.sequences} in place of --num-microbatches takes the fastest of them"
             )
     else:
-        size_note = f"{training_bytes}: they do not fit; more --tp, --pp or --fsdp divides them"
+        size_note = f"{training_text}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
         *([size_note] if resident_bytes > capacity and not timed_run.chosen_options else []),
         *lines,

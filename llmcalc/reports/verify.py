@@ -204,10 +204,10 @@ def _reference_notes(model_verdicts: list[Verdict]) -> list[str]:
     """Returns the device and the size of the run of llmcalc's PyTorch reference."""
     verdict_info = model_verdicts[0].info
     if len(model_verdicts) == 1:
-        run_size = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"
+        size_text = f"{verdict_info['batch']} × {verdict_info['seq']} tokens"
     else:
-        run_size = f"batch {verdict_info['batch']}, enough tokens to fill every window"
-    device_note = f"against llmcalc's PyTorch reference on {verdict_info['device']}, {run_size}, eager attention"
+        size_text = f"batch {verdict_info['batch']}, enough tokens to fill every window"
+    device_note = f"against llmcalc's PyTorch reference on {verdict_info['device']}, {size_text}, eager attention"
     if any(model_verdict.info["layers_run"] != model_verdict.info["layers"] for model_verdict in model_verdicts):
         device_note += "; identical layers are run once (--every-layer runs all)"
     return [device_note, *_memory_note(model_verdicts)]
@@ -318,7 +318,7 @@ def _node_path_or_peak_moment(comparison: Check) -> str:
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of differing nodes for each quantity of each model."""
-    lines_left = MOST_FAILURES
+    free_lines = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -328,7 +328,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
             comparisons = list(quantity_group)
-            listed_checks, lines_left = (comparisons[:lines_left], lines_left - len(comparisons[:lines_left]))
+            listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
             table_rows = [
                 Row(
                     [

@@ -204,7 +204,7 @@ class CachingAllocator:
         """Returns the number of a stream's pool for small requests. The next number is the pool for large requests."""
         if cuda_stream not in self._pool_of_stream:
             self._pool_of_stream[cuda_stream] = len(self._pools)
-            self._pools += [BlockPool(is_small, self.expandable_segments) for is_small in (True, False)]
+            self._pools += [BlockPool(is_small_pool, self.expandable_segments) for is_small_pool in (True, False)]
         return self._pool_of_stream[cuda_stream]
 
     def play(self, allocator_steps: Collection[Step], storage_count: int, storage_offset: int = 0) -> None:  # noqa: PLR0915

@@ -93,8 +93,8 @@ class CheckpointedRegion:
         autograd_graph, self.recomputed = self.graph, []
         outer_pack_hooks, autograd_graph.pack_hooks = autograd_graph.pack_hooks, [self._save_recomputed_tensor]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-        outer_place = autograd_graph.meter.place
-        outer_results = autograd_graph.results
+        previous_place = autograd_graph.meter.place
+        previous_results = autograd_graph.results
         autograd_graph.results = _StoredResults(self) if self.saved_operations else None
         outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = self.autocast, {}
@@ -110,8 +110,8 @@ class CheckpointedRegion:
         finally:
             autograd_graph.pack_hooks = outer_pack_hooks
             autograd_graph.enabled = was_enabled
-            autograd_graph.meter.place = outer_place
-            autograd_graph.results = outer_results
+            autograd_graph.meter.place = previous_place
+            autograd_graph.results = previous_results
             autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
 
     def _save_recomputed_tensor(self, tensor: Tensor) -> SavedTensor:
@@ -245,13 +245,13 @@ def reentrant(autograd_graph: AutogradGraph, run_region: Run, input_tensors: Seq
             for tensor, needs_grad in zip(saved_arguments, needs_input_grad, strict=True)
         ]
         was_enabled, autograd_graph.enabled = autograd_graph.enabled, True
-        outer_place = autograd_graph.meter.place
+        previous_place = autograd_graph.meter.place
         outer_autocast, outer_cast_copies = autograd_graph.autocast, autograd_graph.cast_copies
         autograd_graph.autocast, autograd_graph.cast_copies = forward_autocast, {}
         recomputed_output = run_region(detached_arguments)
         autograd_graph.autocast, autograd_graph.cast_copies = outer_autocast, outer_cast_copies
         backward(autograd_graph, recomputed_output, gradient)
-        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, outer_place
+        autograd_graph.enabled, autograd_graph.meter.place = was_enabled, previous_place
         return [
             tensor.grad if needs_grad else None
             for tensor, needs_grad in zip(detached_arguments, needs_input_grad, strict=True)

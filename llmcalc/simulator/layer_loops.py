@@ -114,17 +114,17 @@ def program_stacks(
         layers_before, layer_period, repeat_count = find_layer_pattern(layer_order)
         layers_after = len(layer_order) - layers_before - layer_period * repeat_count
         stack_path = ".".join((*parent_path, layer_scopes[0].name))
-        pattern_multiple = lcm(layer_period, recompute_interval) // layer_period
-        repeat_count, remaining_repeats = divmod(repeat_count, pattern_multiple)
+        patterns_per_repeat = lcm(layer_period, recompute_interval) // layer_period
+        repeat_count, remaining_repeats = divmod(repeat_count, patterns_per_repeat)
         if repeat_count > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
-            repeat_count, remaining_repeats = repeat_count - 1, remaining_repeats + pattern_multiple
+            repeat_count, remaining_repeats = repeat_count - 1, remaining_repeats + patterns_per_repeat
         stacks.append(
             LayerStack(
                 stack_path,
                 first_layer_index + layers_before,
-                layer_period * pattern_multiple,
+                layer_period * patterns_per_repeat,
                 repeat_count,
-                pattern_multiple,
+                patterns_per_repeat,
                 remaining_repeats,
                 layers_after,
             )

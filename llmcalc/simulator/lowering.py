@@ -184,8 +184,8 @@ class Lowering(ProgramLowering):
 
     def replace_carried_tensors(self, tensors: dict[Any, Tensor]) -> None:
         """Replaces the tensors carried to the next layer."""
-        for carried_name in self.carried_tensors:
-            del self.memo[carried_name]
+        for memo_key in self.carried_tensors:
+            del self.memo[memo_key]
         self.memo.update(tensors)
 
     def layer_runner(self, module_call: ModuleFrame, layer_input: Value, layer_output: Value) -> Run:
@@ -195,7 +195,7 @@ class Lowering(ProgramLowering):
         are now.
         """
         frames_outside_region, memoized_values = self._copy_frames(), self.memo
-        carried_names, is_first_run = tuple(self.carried_tensors), True
+        carried_keys, is_first_run = tuple(self.carried_tensors), True
         shared_values = {
             value_id: self.values[value_id]
             for value_id in self.storages_read[id(module_call.scope)]
@@ -212,7 +212,7 @@ class Lowering(ProgramLowering):
             self.frames = list(frames_outside_region)
             self.memo = memoized_values
             carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
-            self.replace_carried_tensors(dict(zip(carried_names, input_tensors[1:], strict=True)))
+            self.replace_carried_tensors(dict(zip(carried_keys, input_tensors[1:], strict=True)))
             try:
                 self.run_module(
                     ModuleFrame(

@@ -60,12 +60,12 @@ class VisitMeter(Meter):
 
     def pass_visits(self, bytes_before: int) -> PassVisits:
         """Returns the visits since the last `restart`. bytes_before: bytes to subtract from their peaks."""
-        work_before = self._visits[0][2]
+        work_units_before = self._visits[0][2]
         module_visits = [
-            ModuleVisit(visit_place, peak.bytes - bytes_before, work - work_before)
-            for visit_place, peak, work in self._visits
+            ModuleVisit(module_place, peak.bytes - bytes_before, work_units - work_units_before)
+            for module_place, peak, work_units in self._visits
         ]
-        return PassVisits(module_visits, EFFORT.units - work_before)
+        return PassVisits(module_visits, EFFORT.units - work_units_before)
 
 
 class PassVisits(NamedTuple):
@@ -77,8 +77,8 @@ class PassVisits(NamedTuple):
     def peak_by_path(self) -> dict[str, int]:
         """Returns the peak bytes of each module path; at least 0."""
         peak_by_path: dict[str, int] = {}
-        for visit_place, peak_bytes, _ in self.visits:
-            peak_by_path[visit_place.path] = max(peak_by_path.get(visit_place.path, 0), peak_bytes)
+        for module_place, peak_bytes, _ in self.visits:
+            peak_by_path[module_place.path] = max(peak_by_path.get(module_place.path, 0), peak_bytes)
         return peak_by_path
 
     def repeat_starts(self, layer_stack: LayerStack, repeats: Sequence[int]) -> list[int] | None:
@@ -86,18 +86,18 @@ class PassVisits(NamedTuple):
 
         None if a layer is visited before or after its turn.
         """
-        repeat_of_visit = [
+        repeat_indices = [
             (module_visit.place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
             if module_visit.place.layer_index >= 0
             else None
             for module_visit in self.visits
         ]
-        repeats_in_order = [layer_repeat for layer_repeat in repeat_of_visit if layer_repeat is not None]
+        repeats_in_order = [layer_repeat for layer_repeat in repeat_indices if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
         return (
-            [repeat_of_visit.index(stack_repeat) for stack_repeat in repeats]
-            if {*repeats} <= {*repeat_of_visit}
+            [repeat_indices.index(stack_repeat) for stack_repeat in repeats]
+            if {*repeats} <= {*repeat_indices}
             else None
         )
 
@@ -108,21 +108,21 @@ class PassVisits(NamedTuple):
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
         None if the parts differ in anything else.
         """
-        earlier_part, later_part = (
+        earlier_visits, later_visits = (
             self.visits[start_index : start_index + visit_count],
             self.visits[next_start : next_start + visit_count],
         )
-        added_bytes = later_part[0].peak_bytes - earlier_part[0].peak_bytes
-        expected_part = [
+        added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
+        expected_visits = [
             (
-                visit_place
-                if visit_place.layer_index < 0
-                else visit_place._replace(layer_index=visit_place.layer_index + added_layers),
+                module_place
+                if module_place.layer_index < 0
+                else module_place._replace(layer_index=module_place.layer_index + added_layers),
                 peak_bytes + added_bytes,
             )
-            for visit_place, peak_bytes, _ in earlier_part
+            for module_place, peak_bytes, _ in earlier_visits
         ]
-        return added_bytes if expected_part == [module_visit[:2] for module_visit in later_part] else None
+        return added_bytes if expected_visits == [module_visit[:2] for module_visit in later_visits] else None
 
     def without_visits(self, start_index: int, end_index: int) -> PassVisits:
         """Returns the pass without the visits from index `start_index` to index `end_index`."""
@@ -150,20 +150,20 @@ def forward_without_repeat(forward_pass: PassVisits, layer_stack: LayerStack) ->
     start_indices, layer_period = forward_pass.repeat_starts(layer_stack, (1, 2, 3)), layer_stack.layer_period
     if start_indices is None:
         return None
-    second_start, third_start, fourth_start = start_indices
-    visit_count = fourth_start - third_start
+    second_repeat_start, third_repeat_start, fourth_repeat_start = start_indices
+    visit_count = fourth_repeat_start - third_repeat_start
     visits_in_layers = max(
-        i for i in range(1, visit_count + 1) if forward_pass.visits[third_start + i - 1].place.layer_index >= 0
+        i for i in range(1, visit_count + 1) if forward_pass.visits[third_repeat_start + i - 1].place.layer_index >= 0
     )
-    saved_bytes = forward_pass.added_bytes(second_start, third_start, visit_count, layer_period)
-    if third_start - second_start != visit_count or saved_bytes != forward_pass.added_bytes(
-        third_start, fourth_start, visits_in_layers, layer_period
+    saved_bytes = forward_pass.added_bytes(second_repeat_start, third_repeat_start, visit_count, layer_period)
+    if third_repeat_start - second_repeat_start != visit_count or saved_bytes != forward_pass.added_bytes(
+        third_repeat_start, fourth_repeat_start, visits_in_layers, layer_period
     ):
         return None
     if saved_bytes is None:
         return None
-    lowered_pass = forward_pass.with_more_bytes(fourth_start, len(forward_pass.visits), -saved_bytes)
-    return lowered_pass.without_visits(third_start, fourth_start), saved_bytes
+    lowered_pass = forward_pass.with_more_bytes(fourth_repeat_start, len(forward_pass.visits), -saved_bytes)
+    return lowered_pass.without_visits(third_repeat_start, fourth_repeat_start), saved_bytes
 
 
 def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, saved_bytes: int) -> PassVisits | None:
@@ -175,14 +175,17 @@ def backward_without_repeat(backward_pass: PassVisits, layer_stack: LayerStack, 
     start_indices = backward_pass.repeat_starts(layer_stack, (2, 1, 0))
     if start_indices is None:
         return None
-    third_start, second_start, first_start = start_indices
-    visit_count = first_start - second_start
+    third_repeat_start, second_repeat_start, first_repeat_start = start_indices
+    visit_count = first_repeat_start - second_repeat_start
     if (
-        second_start - third_start != visit_count
-        or backward_pass.added_bytes(third_start, second_start, visit_count, -layer_stack.layer_period) != -saved_bytes
+        second_repeat_start - third_repeat_start != visit_count
+        or backward_pass.added_bytes(third_repeat_start, second_repeat_start, visit_count, -layer_stack.layer_period)
+        != -saved_bytes
     ):
         return None
-    return backward_pass.with_more_bytes(0, second_start, -saved_bytes).without_visits(second_start, first_start)
+    return backward_pass.with_more_bytes(0, second_repeat_start, -saved_bytes).without_visits(
+        second_repeat_start, first_repeat_start
+    )
 
 
 class ShorterPasses(NamedTuple):

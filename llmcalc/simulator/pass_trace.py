@@ -98,9 +98,11 @@ class PassTrace:
             other_chunk, pass_kind, other_pass_number = other_pass_id
             if other_chunk != model_chunk:
                 raise NotRepeatingError
-            is_previous = other_pass_id == previous_pass_id
+            is_previous_pass = other_pass_id == previous_pass_id
             storage_releases[
-                (model_chunk, PREVIOUS, 0) if is_previous else (model_chunk, pass_kind, other_pass_number - pass_number)
+                (model_chunk, PREVIOUS, 0)
+                if is_previous_pass
+                else (model_chunk, pass_kind, other_pass_number - pass_number)
             ] = pass_releases
         return replace(self, releases_of_other_passes=storage_releases)
 

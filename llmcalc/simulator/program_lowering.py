@@ -71,7 +71,7 @@ class ProgramLowering(CacheTensors):
 
     def _find_parameters(self, program: Flow) -> ParameterSet:
         """Returns the parameters of a program, from a run without memory."""
-        dry_run = type(self)(
+        finder = type(self)(
             AutogradGraph(NoMeter()),
             self.run_config,
             self.dtype,
@@ -80,17 +80,17 @@ class ProgramLowering(CacheTensors):
             choices=self.choices,
             adapters=self.adapters,
         )
-        dry_run.graph.enabled, dry_run.only_finds_parameters = False, True
-        dry_run.run_only, dry_run.first_layer_index = self.run_only, self.first_layer_index
-        dry_run.first_trained_layer, dry_run.trained_dtype = self.first_trained_layer, self.trained_dtype
-        dry_run.inputs = {
-            id_rows: empty(dry_run.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64)
+        finder.graph.enabled, finder.only_finds_parameters = False, True
+        finder.run_only, finder.first_layer_index = self.run_only, self.first_layer_index
+        finder.first_trained_layer, finder.trained_dtype = self.first_trained_layer, self.trained_dtype
+        finder.inputs = {
+            id_rows: empty(finder.graph.meter, (self.run_config.batch, self.run_config.new_rows(id_rows)), INT64)
             for id_rows in INPUTS
         }
-        dry_run.create_input_frames(program)
-        dry_run.create_stage_input(program)
-        dry_run.run(program)
-        return dry_run.weights, dry_run.buffers
+        finder.create_input_frames(program)
+        finder.create_stage_input(program)
+        finder.run(program)
+        return finder.weights, finder.buffers
 
     def create_input_frames(self, program: Flow) -> None:
         """Allocates the optional input frames of a program, stored as [batch, values per frame, frames] by default."""
@@ -124,7 +124,7 @@ class ProgramLowering(CacheTensors):
         module_input = None if module_scope.argument is None else self.tensor_of(module_scope.argument)
         self.frames.append(module_call)
         memory_meter = self.graph.meter
-        outer_place, memory_meter.place = memory_meter.place, self.place
+        previous_place, memory_meter.place = memory_meter.place, self.place
         values_once_computed, self.memo = self.memo, {} if module_scope.is_separate_model else self.memo
         outer_values = set(self.values) if module_scope.is_separate_model else set()
         module_kernel = self.module_kernel(module_scope)
@@ -140,7 +140,7 @@ class ProgramLowering(CacheTensors):
                 self.values.pop(storage_key)
         self.memo = values_once_computed
         self.frames.pop()
-        memory_meter.place = outer_place
+        memory_meter.place = previous_place
         del module_input
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
@@ -205,10 +205,10 @@ class ProgramLowering(CacheTensors):
         for scope_item in module_scope.items:
             if isinstance(scope_item, ModuleScope) and self.skips_module(scope_item):
                 continue
-            is_layer = isinstance(scope_item, ModuleScope) and scope_item.first_input is not None
-            stack_count += is_layer and not is_in_stack
-            is_in_stack = is_layer
-            if isinstance(scope_item, ModuleScope) and not is_layer:
+            is_layer_scope = isinstance(scope_item, ModuleScope) and scope_item.first_input is not None
+            stack_count += is_layer_scope and not is_in_stack
+            is_in_stack = is_layer_scope
+            if isinstance(scope_item, ModuleScope) and not is_layer_scope:
                 stack_count += self._count_layer_stacks(scope_item)
         return stack_count
 

@@ -190,16 +190,16 @@ class RecordedPasses:
         """
         memory_events, recorded_passes = self.events, self.passes
         if allocated_before:
-            kept_indices = [
+            event_indices = [
                 event_index
                 for event_index, (storage_number, nbytes, _) in enumerate(memory_events)
                 if nbytes == PLACED or storage_number not in allocated_before
             ]
-            memory_events = [memory_events[event_index] for event_index in kept_indices]
+            memory_events = [memory_events[event_index] for event_index in event_indices]
             recorded_passes = [
                 recorded_pass._replace(
-                    first_event_index=bisect_left(kept_indices, recorded_pass.first_event_index),
-                    end_event_index=bisect_left(kept_indices, recorded_pass.end_event_index),
+                    first_event_index=bisect_left(event_indices, recorded_pass.first_event_index),
+                    end_event_index=bisect_left(event_indices, recorded_pass.end_event_index),
                 )
                 for recorded_pass in recorded_passes
             ]
@@ -326,29 +326,29 @@ class TraceReader:
         ]:
             if nbytes >= 0 or nbytes == TAKEN:
                 storage_bytes, memory_kind = (nbytes, event_detail) if nbytes >= 0 else (event_detail, "overhead")
-                number_in_pass = len(storage_numbers)
-                allocating_passes[storage_number] = pass_id, number_in_pass
-                storage_numbers[storage_number] = number_in_pass
+                storage_in_pass = len(storage_numbers)
+                allocating_passes[storage_number] = pass_id, storage_in_pass
+                storage_numbers[storage_number] = storage_in_pass
                 bytes_of_storages[storage_number], memory_kinds[storage_number] = storage_bytes, memory_kind
                 bytes_by_kind[memory_kind] = bytes_by_kind.get(memory_kind, 0) + storage_bytes
                 if storage_bytes:
-                    allocator_steps.append(encode_allocation(number_in_pass, storage_bytes))
+                    allocator_steps.append(encode_allocation(storage_in_pass, storage_bytes))
                     live_bytes += storage_bytes
                     if live_bytes > place_peak:
                         place_peak, is_rising = live_bytes, True
                         pass_peak = max(pass_peak, live_bytes)
             elif nbytes == FREED:
-                released_number = storage_numbers.get(storage_number)
-                if released_number is None:
+                released_storage = storage_numbers.get(storage_number)
+                if released_storage is None:
                     self._check_belongs_to_pass(storage_number, storage_numbers)
                 storage_bytes, memory_kind = bytes_of_storages[storage_number], memory_kinds[storage_number]
                 if storage_bytes:
-                    if released_number is None:
-                        other_pass_id, number_in_other_pass = allocating_passes[storage_number]
+                    if released_storage is None:
+                        other_pass_id, storage_in_other_pass = allocating_passes[storage_number]
                         storage_releases.setdefault(other_pass_id, []).append(
-                            (len(allocator_steps), number_in_other_pass)
+                            (len(allocator_steps), storage_in_other_pass)
                         )
-                    allocator_steps.append((released_number or 0, 0))  # `encode_release`
+                    allocator_steps.append((released_storage or 0, 0))  # `encode_release`
                 if is_rising:
                     peaks[current_place], is_rising = (place_peak, bytes_by_kind.copy()), False
                 if kinds_at_first_release is None:

@@ -43,16 +43,16 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
     if values_per_thread < block_height * FEWEST_VALUES and values_per_thread < MOST_VALUES:
         return 0, 0
     values_per_thread = ceil_div(values_per_thread, block_height)
-    grid_blocks = ceil_div(output_count // vector_width, block_width)
+    block_count = ceil_div(output_count // vector_width, block_width)
     blocks_of_full_gpu = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (block_width * block_height))
-    if values_per_thread < MOST_VALUES or grid_blocks > blocks_of_full_gpu:
+    if values_per_thread < MOST_VALUES or block_count > blocks_of_full_gpu:
         return 0, 0
     blocks_per_output = max(
-        min(ceil_div(blocks_of_full_gpu, grid_blocks), ceil_div(values_per_thread, FEWEST_VALUES)),
+        min(ceil_div(blocks_of_full_gpu, block_count), ceil_div(values_per_thread, FEWEST_VALUES)),
         ceil_div(values_per_thread, MOST_VALUES),
     )
     return (
-        (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * grid_blocks)
+        (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * block_count)
         if blocks_per_output > 1
         else (0, 0)
     )

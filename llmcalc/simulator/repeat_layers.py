@@ -53,24 +53,24 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
-        slop, free_bytes = (
+        rounding, free_bytes = (
             device.peak_allocated - requested_bytes.peak_requested,
             device.peak_reserved - device.peak_allocated,
         )
         return AllocatorOverhead(
-            requested_bytes.peak_requested, slop, free_bytes, device.allocated - requested_bytes.requested
+            requested_bytes.peak_requested, rounding, free_bytes, device.allocated - requested_bytes.requested
         )
 
     @staticmethod
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
-        slop = max(run_overhead.slop for run_overhead in run_overheads)
+        rounding = max(run_overhead.slop for run_overhead in run_overheads)
         reserved_bytes = max(
             overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
         )
         return AllocatorOverhead(
-            requested_bytes, slop, reserved_bytes - requested_bytes - slop, run_overheads[-1].slop_after
+            requested_bytes, rounding, reserved_bytes - requested_bytes - rounding, run_overheads[-1].slop_after
         )
 
     def extrapolate(
@@ -165,7 +165,7 @@ class RepeatAnalysis:
                     if layer_repeat is not None and layer_repeat[1] in (0, LAST)
                 ]
                 self.parts[id(section_events)] = list(self._sweeps_and_events(event_groups))
-        layer_sweeps = [sweep for sweeps in self.parts.values() for sweep in sweeps if isinstance(sweep, LayerSweep)]
+        layer_sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, LayerSweep)]
         for layer_sweep in layer_sweeps:
             self._pair_storages(layer_sweep)
         for layer_sweep in layer_sweeps:
@@ -224,18 +224,18 @@ class RepeatAnalysis:
         group_index = 0
         while group_index < len(event_groups):
             release_order = self._order_of_releases(
-                [origin_repeat for origin_repeat, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
+                [repeat_index for repeat_index, _ in event_groups[group_index : group_index + RECORDED_REPEATS]]
             )
             if release_order:
                 if pending_events:
                     yield None, pending_events
                 pending_events = []
-                for origin_repeat in release_order:
-                    if group_index < len(event_groups) and event_groups[group_index][0] == origin_repeat:
+                for repeat_index in release_order:
+                    if group_index < len(event_groups) and event_groups[group_index][0] == repeat_index:
                         yield event_groups[group_index]
                         group_index += 1
                     else:
-                        yield origin_repeat, []
+                        yield repeat_index, []
             else:
                 pending_events += event_groups[group_index][1]
                 group_index += 1
@@ -317,16 +317,16 @@ class RepeatAnalysis:
         is_ascending = repeat_index == 0
         direction_step, last_repeat = (1, LAST) if is_ascending else (-1, 0)
         events_by_repeat: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
-        events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
+        events_outside_repeats: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for group_index in range(first_group_index, len(event_groups)):
             stack_and_repeat, memory_events = event_groups[group_index]
             if stack_and_repeat is None:
-                events_between += memory_events
+                events_outside_repeats += memory_events
                 continue
             if stack_and_repeat not in ((stack_index, repeat_index), (stack_index, repeat_index + direction_step)):
                 break
-            events_by_repeat[repeat_index] += events_between
-            events_between = []
+            events_by_repeat[repeat_index] += events_outside_repeats
+            events_outside_repeats = []
             repeat_index = stack_and_repeat[1]
             events_by_repeat[repeat_index] += memory_events
             if repeat_index == last_repeat:
@@ -340,10 +340,10 @@ class RepeatAnalysis:
         second_repeat, third_repeat = layer_sweep.events_by_repeat[1], layer_sweep.events_by_repeat[2]
         if len(second_repeat) != len(third_repeat):
             raise NotRepeatingError
-        for (second_storage, nbytes, event_detail), (third_storage, other_size, other_detail) in zip(
+        for (second_storage, nbytes, event_detail), (third_storage, third_nbytes, third_detail) in zip(
             second_repeat, third_repeat, strict=True
         ):
-            if nbytes != other_size or event_detail != other_detail:
+            if nbytes != third_nbytes or event_detail != third_detail:
                 raise NotRepeatingError
             if nbytes >= 0:
                 self.twins[second_storage], self.twins[third_storage] = (second_storage, 1), (second_storage, 2)
@@ -603,8 +603,8 @@ class RepeatedEvents:
             )
             for storage_number, storage_increment, nbytes, event_detail in inner_events
         ]
-        for edge_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
-            if repeat_index == edge_repeat:  # the storages of a neighbour that is the first or the last repeat
+        for end_repeat, owning_repeat in ((0, -1), (self.inner_repeats[layer_sweep.stack_index] - 1, 1)):
+            if repeat_index == end_repeat:  # the storages of a neighbour that is the first or the last repeat
                 for event_index, memory_event in enumerate(layer_sweep.inner_events):
                     if memory_event.owner_offset == owning_repeat:
                         memory_events[event_index] = (

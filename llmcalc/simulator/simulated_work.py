@@ -64,17 +64,17 @@ class SimulatedWork:
 
         Yields a function that returns the work so far.
         """
-        uses: list[tuple[int, int]] = []
-        units_before, self._uses = self.units, uses
+        shared_uses: list[tuple[int, int]] = []
+        units_before, self._uses = self.units, shared_uses
 
         def work_so_far() -> CountedWork:
-            return CountedWork(self.units - units_before, tuple(uses))
+            return CountedWork(self.units - units_before, tuple(shared_uses))
 
         try:
             yield work_so_far
         except BaseException:
             self._uses = None
-            self.add(CountedWork(0, tuple(uses)))
+            self.add(CountedWork(0, tuple(shared_uses)))
             raise
         self._uses = None
         self.subtract_work_since(units_before)

@@ -85,10 +85,10 @@ def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | 
     stride_of_group, old_group_size = (strides[-1] if strides else 1), SizeProduct()
     for axis in range(last_axis, -1, -1):
         old_group_size.grow(shape[axis])
-        ends_group = axis == 0 or (
+        is_group_end = axis == 0 or (
             not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_group_size.times(stride_of_group)
         )
-        if not ends_group:
+        if not is_group_end:
             continue
         new_group_size = SizeProduct()
         while remaining_sizes and (not new_group_size.reaches(old_group_size) or is_size_one(remaining_sizes[-1])):
@@ -202,15 +202,15 @@ def _axis_order(operand_strides: Sequence[Strides], shape: Shape) -> list[int]:
         return 0
 
     for i in range(1, len(axis_order)):
-        moved_position = i
+        sorted_position = i
         for previous_position in range(i - 1, -1, -1):
-            axis_comparison = compare_axes(axis_order[previous_position], axis_order[moved_position])
+            axis_comparison = compare_axes(axis_order[previous_position], axis_order[sorted_position])
             if axis_comparison > 0:
-                axis_order[previous_position], axis_order[moved_position] = (
-                    axis_order[moved_position],
+                axis_order[previous_position], axis_order[sorted_position] = (
+                    axis_order[sorted_position],
                     axis_order[previous_position],
                 )
-                moved_position = previous_position
+                sorted_position = previous_position
             elif axis_comparison < 0:
                 break
     return axis_order

@@ -74,11 +74,11 @@ class Meter(Protocol):
 @contextmanager
 def count_storages_as(memory_meter: Meter, memory_kind: str) -> Iterator[None]:
     """Counts new storages as a kind of memory, inside a `with`."""
-    outer_kind, memory_meter.kind = memory_meter.kind, memory_kind
+    previous_kind, memory_meter.kind = memory_meter.kind, memory_kind
     try:
         yield
     finally:
-        memory_meter.kind = outer_kind
+        memory_meter.kind = previous_kind
 
 
 @contextmanager

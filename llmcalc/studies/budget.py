@@ -63,8 +63,8 @@ def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
     budgeted_models = [(model, _read_model_spec(model, folder)) for model in budget.model]
-    check_functions = [run_check for model, preset in budgeted_models for run_check in _prepare_checks(model, preset)]
-    return [run_check() for run_check in check_functions]
+    check_functions = [check for model, preset in budgeted_models for check in _prepare_checks(model, preset)]
+    return [check() for check in check_functions]
 
 
 def _read_model_spec(model: ModelBudget, folder: Path) -> Preset:
@@ -79,8 +79,8 @@ def _errors_naming_model(budget_location: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        is_named = str(error).startswith(f"{budget_location}: ")
-        raise InputError(str(error) if is_named else f"{budget_location}: {error}") from None
+        names_model = str(error).startswith(f"{budget_location}: ")
+        raise InputError(str(error) if names_model else f"{budget_location}: {error}") from None
 
 
 def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[], BudgetCheck]]:

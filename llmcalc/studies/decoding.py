@@ -35,8 +35,8 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     if model_memory is not None and hardware.vendor == "Apple" and has_mlx_weights(model_memory):
         return MLX_STACK
     needs_llama_cpp = hardware.vendor in LLAMA_CPP_VENDORS and not engine(USUAL_ENGINE).runs_on(hardware)
-    is_usual = hardware.usual_engine == "llama.cpp"
-    if (model_memory is not None and has_gguf_weights(model_memory)) or needs_llama_cpp or is_usual:
+    uses_llama_cpp = hardware.usual_engine == "llama.cpp"
+    if (model_memory is not None and has_gguf_weights(model_memory)) or needs_llama_cpp or uses_llama_cpp:
         return LLAMA_CPP_STACK
     has_both_stacks = (
         model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None

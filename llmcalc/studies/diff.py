@@ -155,8 +155,8 @@ def _changed_fields(earlier_preset: Preset | None, later_preset: Preset | None) 
         dict(_flatten_fields(preset_description(preset)["model"])) for preset in (earlier_preset, later_preset)
     ]
     old_fields, new_fields = (
-        _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
-        for preset, set_fields in zip((earlier_preset, later_preset), fields_of_presets, strict=True)
+        _with_default_head_sizes(dict(_flatten_fields(preset.model.model_dump())) | preset_fields)
+        for preset, preset_fields in zip((earlier_preset, later_preset), fields_of_presets, strict=True)
     )  # with defaults too, which a description leaves out
     for field_path in dict.fromkeys([*fields_of_presets[0], *fields_of_presets[1]]):
         if old_fields.get(field_path) != new_fields.get(field_path):

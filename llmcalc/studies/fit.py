@@ -139,13 +139,13 @@ def largest_run(
     block_tokens = cache_block_tokens(model_memory.settings, model_memory.states) or 1
 
     # a paged cache is beside what is replayed, and without scores that grows slowly
-    is_linear = block_tokens > 1 and model_memory.attention == "flash"
+    grows_linearly = block_tokens > 1 and model_memory.attention == "flash"
 
     def largest_size(setting_name: str, max_size: int | None, maximum: int, size_step: int = 1) -> int:
         start_size = int(getattr(workload, setting_name)) if max_size is None else maximum
         stored_bytes = (
             (lambda size: int(run_of_size(setting_name, size).states.total_bytes))
-            if max_size is None and is_linear
+            if max_size is None and grows_linearly
             else None
         )
         return (
@@ -221,19 +221,19 @@ def largest_fitting_number(
                 min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number),
                 False,
             )
-    initial_lower_number, guess_count = lower_number, 0
+    initial_lower_number, trial_count = lower_number, 0
     while upper_number - lower_number > 1:
         if upper_number > NEAR * lower_number and not is_predicted:
             candidate_number = math.isqrt(lower_number * upper_number)
         else:
             candidate_number = max(
                 lower_number + 1,
-                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, guess_count)),
+                min(upper_number - 1, _next_trial_number(excess_by_value, lower_number, upper_number, trial_count)),
             )
         if upper_number - lower_number > size_step:
             candidate_number = max(lower_number + 1, candidate_number // size_step * size_step)
         # a prediction that is too large leaves one number
-        guess_count += lower_number > initial_lower_number or not is_predicted
+        trial_count += lower_number > initial_lower_number or not is_predicted
         lower_number, upper_number = (
             (candidate_number, upper_number)
             if excess_bytes(candidate_number) <= 0

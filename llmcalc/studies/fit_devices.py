@@ -70,8 +70,8 @@ class DevicesFitAnswer:
         """The framework of the layout on the fewest accelerators; None without such a layout."""
         if self.fewest_devices is None:
             return None
-        is_more = self.fewest_devices > self.layout_plan.devices
-        return self.other_framework if is_more and self.other_framework else self.layout_plan.framework
+        needs_more_devices = self.fewest_devices > self.layout_plan.devices
+        return self.other_framework if needs_more_devices and self.other_framework else self.layout_plan.framework
 
     @property
     def memory(self) -> Memory:
@@ -229,8 +229,8 @@ class DevicesQuestion:
 
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
-    device_plan = layout_plan.plan
-    return device_plan.feasible[0] if device_plan.feasible else device_plan.nearest
+    plan = layout_plan.plan
+    return plan.feasible[0] if plan.feasible else plan.nearest
 
 
 def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:

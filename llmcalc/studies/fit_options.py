@@ -134,9 +134,9 @@ class _RunOnDevices(NamedTuple):
         return max(self.bounds_without_replay(cuda_runtime))
 
 
-def _bytes_without_overhead(fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
+def _bytes_without_overhead(memory_fit: MemoryFit, cuda_runtime: CudaRuntime) -> int:
     """Returns the required bytes without the runtime's context and the allocator's free blocks."""
-    return fit.needed_bytes - (cuda_runtime.context_bytes + fit.fragmentation)
+    return memory_fit.needed_bytes - (cuda_runtime.context_bytes + memory_fit.fragmentation)
 
 
 def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
@@ -250,29 +250,29 @@ def _hardware_option(
 
     def try_run(run_index: int, device_run: _RunOnDevices) -> HardwareOption | None:
         try:
-            fit = device_run.fit_on(hardware, default_runtime, cuda_runtime)
+            memory_fit = device_run.fit_on(hardware, default_runtime, cuda_runtime)
         except InputError:  # the framework does not support the layout
             return None
-        device_run, fit = device_run.with_most_replicas(fit, default_runtime, cuda_runtime)
-        tried_options.append((run_index, hardware_option := device_run.option(fit)))
+        device_run, memory_fit = device_run.with_most_replicas(memory_fit, default_runtime, cuda_runtime)
+        tried_options.append((run_index, hardware_option := device_run.option(memory_fit)))
         return hardware_option
 
     for run_index, device_run in enumerate(device_runs):
         byte_lower_bounds = device_run.lower_bounds(hardware, default_runtime)
-        excessive_run_bytes = next(
+        excessive_bytes = next(
             (device_count for device_count in byte_lower_bounds if device_count > hardware.capacity_bytes), None
         )
-        if excessive_run_bytes is not None:
-            too_large_runs.append((excessive_run_bytes, run_index, device_run))
+        if excessive_bytes is not None:
+            too_large_runs.append((excessive_bytes, run_index, device_run))
         elif (hardware_option := try_run(run_index, device_run)) is not None and hardware_option.fit.verdict == "fits":
             return hardware_option
     while too_large_runs:
-        least_bytes, run_index, device_run = skipped_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
+        least_bytes, run_index, device_run = smallest_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
         if tried_options and least_bytes > min(
             hardware_option.fit.needed_bytes for _, hardware_option in tried_options
         ):
             break
-        too_large_runs.remove(skipped_run)
+        too_large_runs.remove(smallest_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)
         if lower_bound_bytes > least_bytes:
             too_large_runs.append((lower_bound_bytes, run_index, device_run))  # others may need less
@@ -300,8 +300,8 @@ def fitting_changes_on_several_devices(
     setting_changes: changes of settings that are tried on fewer accelerators than that.
     """
     for hardware_option in options:
-        fits_unchanged, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
-        most_devices = hardware_option.devices - 1 if fits_unchanged else MOST_DEVICES
+        fits_without_changes, hardware = hardware_option.fit.verdict != "no", hardware_option.fit.hardware
+        most_devices = hardware_option.devices - 1 if fits_without_changes else MOST_DEVICES
         changes_by_devices: list[tuple[int, SettingChange]] = []
         for changed_settings in setting_changes:
             try:
@@ -314,13 +314,13 @@ def fitting_changes_on_several_devices(
                 continue
             if not runs_and_fits:
                 continue
-            device_run, fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
+            device_run, memory_fit = min(runs_and_fits, key=lambda run_and_fit: run_and_fit[1].verdict != "fits")
             changes_text = cli_options(changed_settings, model_memory.settings.phase != "training")
-            options_text = f"{device_run.option(fit).command_options} {changes_text}"
+            options_text = f"{device_run.option(memory_fit).command_options} {changes_text}"
             if sum(devices == device_run.devices for devices, _ in changes_by_devices) < MOST_PER_NUMBER:
-                changes_by_devices.append((device_run.devices, SettingChange(options_text, fit)))
+                changes_by_devices.append((device_run.devices, SettingChange(options_text, memory_fit)))
         yield from (change for _, change in sorted(changes_by_devices, key=lambda change_entry: change_entry[0]))
-        if fits_unchanged and hardware_option.devices > 1:
+        if fits_without_changes and hardware_option.devices > 1:
             yield SettingChange(hardware_option.command_options, hardware_option.fit)
 
 
@@ -339,10 +339,10 @@ def _fitting_runs(
     for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, device_runs):
         lower_bounds = device_run.bounds_without_replay(model_memory.cuda_runtime)
         if device_run.devices > 1 and all(byte_count <= hardware.capacity_bytes for byte_count in lower_bounds):
-            fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
-            if fit.verdict != "no":
-                yield device_run.with_most_replicas(fit, model_memory.cuda_runtime, cuda_runtime_of(hardware))
-            if fit.verdict == "fits":
+            memory_fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
+            if memory_fit.verdict != "no":
+                yield device_run.with_most_replicas(memory_fit, model_memory.cuda_runtime, cuda_runtime_of(hardware))
+            if memory_fit.verdict == "fits":
                 return
 
 

@@ -85,19 +85,19 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     check_depth(model_memory.spec, MOST_LAYERS)
     uncounted_layouts: list[UncountedLayout] = []
     replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
-    best_fits = best_replica.fit.verdict != "no"
+    is_fitting = best_replica.fit.verdict != "no"
     fewest_layout = (
-        best_replica.layout if best_fits else _layout_on_more_devices(model_memory, hardware, layout_request)
+        best_replica.layout if is_fitting else _layout_on_more_devices(model_memory, hardware, layout_request)
     )
-    worst_fit = fit(
+    fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
-    batch, seq, setting_changes = worst_fit.batch, worst_fit.seq, worst_fit.changes
+    batch, seq, setting_changes = fit_of_fullest_rank.batch, fit_of_fullest_rank.seq, fit_of_fullest_rank.changes
     for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
             batch, seq = largest_run(rank_run, hardware, batch, seq)
-    if not best_fits and fewest_layout is not None:
+    if not is_fitting and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
         setting_changes = (
             SettingChange(devices_option(fewest_layout.world, fewest_layout), larger_replica.fit),
@@ -115,7 +115,7 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         best_replica,
         None if fewest_layout is None else fewest_layout.replica_devices,
         fewest_layout,
-        replace(worst_fit, batch=batch, seq=seq, changes=setting_changes),
+        replace(fit_of_fullest_rank, batch=batch, seq=seq, changes=setting_changes),
         untried_count,
         tuple(uncounted_layouts),
     )
@@ -175,22 +175,22 @@ def serving_layouts(
     uncounted_layouts: a list to which the layouts are added of which a rank cannot be counted. Default None.
     """
     spec = model_memory.spec
-    layers, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
-    stage_counts = divisors(devices, layers) if layout_request.pp is None else [layout_request.pp]
+    layer_count, axes = sum(stack.num_hidden_layers for _, stack in spec.stacks()), model_axes(spec)
+    stage_counts = divisors(devices, layer_count) if layout_request.pp is None else [layout_request.pp]
     tp_sizes = divisors(devices, NODE) if layout_request.tp is None else [layout_request.tp]
     replica_sizes = sorted((tp * pp, pp, tp) for pp in stage_counts for tp in tp_sizes if devices % (tp * pp) == 0)
     for replica_size, pp, tp in replica_sizes:
         dp = devices // replica_size
-        if pp > layers or layout_request.dp not in (None, dp):
+        if pp > layer_count or layout_request.dp not in (None, dp):
             continue
-        pp_layout = layout_request.pp_layout or (None if layers % pp == 0 else even_stage_sizes(layers, pp))
+        pp_layout = layout_request.pp_layout or (None if layer_count % pp == 0 else even_stage_sizes(layer_count, pp))
         try:
             replica_request = replace(layout_request, devices=devices, tp=tp, pp=pp, dp=dp, pp_layout=pp_layout)
             layout = layout_of(replica_request)
             check_serving(layout, framework_of(layout_request))
         except ImpossibleLayout:
             continue
-        if layout_refusal(axes, layout, layers, 1) in (HEADS, WIDTHS):
+        if layout_refusal(axes, layout, layer_count, 1) in (HEADS, WIDTHS):
             continue
         try:
             for rank in _first_and_last_ranks(layout):

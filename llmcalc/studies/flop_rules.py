@@ -211,7 +211,7 @@ EVERY, MHA = (
 
 
 def _rules_with_attention(
-    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, train: bool
+    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, is_training: bool
 ) -> Iterator[RuleFields]:
     """Yields the rules with an attention term, with the FLOPs of all tokens.
 
@@ -226,9 +226,9 @@ def _rules_with_attention(
         flops: int,
         phase_remarks: tuple[str, str],
     ) -> RuleFields:
-        return rule_key, rule_name, formulas[train], source, tokens * flops, phase_remarks[train]
+        return rule_key, rule_name, formulas[is_training], source, tokens * flops, phase_remarks[is_training]
 
-    pass_count = 3 if train else 1
+    pass_count = 3 if is_training else 1
     kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
     formulas = "2N + 2·n_layer·n_ctx·d_attn", "6N + 6·n_layer·n_ctx·d_attn"
     yield rule("kaplan_table_1", "Kaplan Table 1", formulas, KAPLAN, kaplan_flops, (HALF, f"{HALF}; 3 × its forward"))
@@ -254,7 +254,7 @@ def _rules_with_attention(
     phase_remarks = f"{MHA}; a third of its training count", f"{MHA}; nothing recomputed"
     flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
     yield rule("megatron", "Megatron", formulas, MEGATRON, flops, phase_remarks)
-    if train:
+    if is_training:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MHA}; every layer recomputed"
         flops = exact_div(flops_with_recompute, context_tokens)
         yield RECOMPUTES, "Megatron, recompute", formula, MEGATRON_AGAIN, tokens * flops, remark

@@ -91,13 +91,13 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
     """Returns for each candidate, sorted by time, whether its time ties with the candidate before it (see `TIE`)."""
-    is_in_tie: list[bool] = []
+    tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
         seconds = candidate.seconds or 0.0
-        is_in_tie.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
-        least_seconds = min(least_seconds, seconds) if is_in_tie[-1] else seconds
-    return is_in_tie
+        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE) * least_seconds)
+        least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
+    return tie_flags
 
 
 PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
@@ -107,8 +107,8 @@ PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
 def parse_sizes(sizes_text: str) -> dict[str, int]:
     """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
     layout_sizes: dict[str, int] = {}
-    for text_part in sizes_text.split(","):
-        size_name, _, size_text = text_part.partition("=")
+    for size_assignment in sizes_text.split(","):
+        size_name, _, size_text = size_assignment.partition("=")
         size_name = size_name.strip().lower()
         if (
             size_name not in PLACED_SIZES
@@ -116,7 +116,7 @@ def parse_sizes(sizes_text: str) -> dict[str, int]:
             or size_name in layout_sizes
         ):
             raise InputError(
-                f"--where: {shown(text_part)}; expected sizes of a layout such as tp=8,pp=16, "
+                f"--where: {shown(size_assignment)}; expected sizes of a layout such as tp=8,pp=16, "
                 f"of {', '.join(PLACED_SIZES)}"
             )
         layout_sizes[size_name] = int(size_text)
@@ -138,16 +138,14 @@ ENOUGH_HEADROOM = 0.1
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of their ranks by headroom, communication and bubble."""
     position_sums: dict[int, int] = {}
-    sort_measures: tuple[Callable[[Candidate], Any], ...] = (
+    sort_keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )
-    for sort_measure in sort_measures:
-        distinct_values = sorted({sort_measure(candidate) for candidate in candidates})
-        position_of_value = {size_text: position for position, size_text in enumerate(distinct_values)}
+    for sort_key in sort_keys:
+        distinct_values = sorted({sort_key(candidate) for candidate in candidates})
+        position_of_value = {measured_value: position for position, measured_value in enumerate(distinct_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = (
-                position_sums.get(id(candidate), 0) + position_of_value[sort_measure(candidate)]
-            )
+            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_of_value[sort_key(candidate)]
     return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))

@@ -58,20 +58,21 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
 
     The work is not counted, but returned. model_memory: the model and its run, with the number of its micro-batches.
     """
-    layout, cuda_runtime, first_bytes, first_work = task.run.layout, model_memory.cuda_runtime, 0, CountedWork(0)
+    layout, cuda_runtime = task.run.layout, model_memory.cuda_runtime
+    first_stage_bytes, first_stage_work = 0, CountedWork(0)
     cluster = Cluster.with_framework(model_memory, layout, framework, version)
-    with EFFORT.count_separately() as work_so_far:
+    with EFFORT.count_separately() as counted_work:
         if task.first_stage is not None:
-            first_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
-            first_work = work_so_far()
-            if task.byte_limit is not None and first_bytes > task.byte_limit:
-                return ReplayedLayout(first_bytes, first_work, first_bytes, first_work)
-        largest_bytes = first_bytes
+            first_stage_bytes = cluster.rank_memory(layout.rank(pp=task.first_stage), cuda_runtime).device.device_bytes
+            first_stage_work = counted_work()
+            if task.byte_limit is not None and first_stage_bytes > task.byte_limit:
+                return ReplayedLayout(first_stage_bytes, first_stage_work, first_stage_bytes, first_stage_work)
+        largest_bytes = first_stage_bytes
         for rank in cluster.ranks_that_may_need_most:
-            if largest_bytes and task.work_limit is not None and work_so_far().total > task.work_limit:
+            if largest_bytes and task.work_limit is not None and counted_work().total > task.work_limit:
                 break
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
-        return ReplayedLayout(first_bytes, first_work, largest_bytes, work_so_far())
+        return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
 
 class LayoutReplays:
@@ -130,16 +131,16 @@ class LayoutReplays:
         Raises `InputError` for a run that cannot be replayed.
         """
         layout_run = LayoutRun(layout, micro_batches, recompute)
-        task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
-        begun_task = self._begun.pop(layout_run, None)
-        if begun_task is not None and begun_task.first_stage == task.first_stage:
-            begun_limit = begun_task.byte_limit
-            if begun_task == task or (
-                begun_task.work_limit is None
-                and (begun_limit is None or (byte_limit is not None and begun_limit >= byte_limit))
+        replay_task = self._task(layout_run, byte_limit, has_no_limit=byte_limit is None)
+        running_task = self._begun.pop(layout_run, None)
+        if running_task is not None and running_task.first_stage == replay_task.first_stage:
+            running_limit = running_task.byte_limit
+            if running_task == replay_task or (
+                running_task.work_limit is None
+                and (running_limit is None or (byte_limit is not None and running_limit >= byte_limit))
             ):
-                task = begun_task  # it ended early only where this one would
-        replayed_layout = self._calls.result(task)
+                replay_task = running_task  # it ended early only where this one would
+        replayed_layout = self._calls.result(replay_task)
         if byte_limit is not None and replayed_layout.first_rank_bytes > byte_limit:
             EFFORT.add(replayed_layout.first_rank_work)
             return replayed_layout.first_rank_bytes

@@ -83,8 +83,8 @@ def kaplan_range() -> tuple[float, float]:
 
 def critical_depth(hidden_size: int) -> float:
     """Returns the depth beyond which loss rises: 16·(h/512)^0.44 layers (Fahim & Karim 2026)."""
-    layers, anchor_width = CRITICAL_ANCHOR
-    return float(layers * (hidden_size / anchor_width) ** CRITICAL_EXPONENT)
+    layers, reference_width = CRITICAL_ANCHOR
+    return float(layers * (hidden_size / reference_width) ** CRITICAL_EXPONENT)
 
 
 @dataclass(frozen=True)

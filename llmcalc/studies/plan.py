@@ -159,8 +159,8 @@ class LayoutPlan:
     @property
     def assumed_batch(self) -> str:
         """The `--global-batch` option of an assumed batch below one micro-batch per device; else empty."""
-        is_usual = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
-        return f"--global-batch {self.global_batch}" if is_usual else ""
+        is_small = self.is_batch_assumed and self.global_batch < self.devices * int(self.memory.states.workload.batch)
+        return f"--global-batch {self.global_batch}" if is_small else ""
 
     @property
     def batch_of_cost(self) -> int:
@@ -234,20 +234,20 @@ class LayoutPlan:
         None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
         fit with them.
         """
-        nearest = self.plan.nearest
+        nearest_candidate = self.plan.nearest
         has_fit = self.plan.feasible or self.plan.unreplayed
         if (
             has_fit
-            or nearest is None
-            or not nearest.may_fit
+            or nearest_candidate is None
+            or not nearest_candidate.may_fit
             or self.plan.ended_early
             or self.memory.cuda_runtime.has_expandable_segments
         ):
             return None
-        run_memory = self._run_memory(nearest)
+        run_memory = self._run_memory(nearest_candidate)
         run_memory = replace(run_memory, cuda_runtime=replace(run_memory.cuda_runtime, has_expandable_segments=True))
-        required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest)
-        return required_bytes if required_bytes <= nearest.capacity else None
+        required_bytes = replayed_bytes(run_memory, self.framework, self.version, nearest_candidate)
+        return required_bytes if required_bytes <= nearest_candidate.capacity else None
 
     @cached_property
     def recomputed(self) -> int | None:
@@ -255,9 +255,9 @@ class LayoutPlan:
 
         None if enough layouts fit without it, if the user set recomputation, if the plan tried it, or ended early.
         """
-        is_chosen = self.memory.settings.recompute is not None or self.times is not None
+        is_recompute_chosen = self.memory.settings.recompute is not None or self.times is not None
         if (
-            is_chosen
+            is_recompute_chosen
             or self.plan.ended_early
             or TOO_MUCH not in self.plan.refused
             or len(self.plan.feasible) >= self.rows
@@ -672,7 +672,7 @@ class LayoutOrder:
         Raises `InputError` for a layout that can have none of the values.
         """
         last_candidate: Candidate | None = None
-        is_mode_skipped = False
+        has_skipped_mode = False
         for recompute in recompute_modes:
             layout_run = layout, micro_batches, recompute
             if (
@@ -683,7 +683,7 @@ class LayoutOrder:
                     or (recompute != recompute_modes[-1] and self._has_too_large_rank(*layout_run))
                 )
             ):
-                is_mode_skipped = True
+                has_skipped_mode = True
                 continue
             try:
                 tensor_bytes = self.tensor_bytes(*layout_run)
@@ -693,7 +693,7 @@ class LayoutOrder:
                     sent_bytes_once()  # the order needs it, and an error refuses the layout
                 step_seconds = self.step_seconds(*layout_run) if may_fit and self.step_seconds is not None else None
             except InputError:
-                if last_candidate is None and is_mode_skipped:
+                if last_candidate is None and has_skipped_mode:
                     return self._fitting_candidate(layout, micro_batches, recompute_modes)
                 if last_candidate is None:
                     raise
@@ -709,7 +709,7 @@ class LayoutOrder:
             )
             if may_fit:
                 return last_candidate
-        return None if is_mode_skipped else last_candidate
+        return None if has_skipped_mode else last_candidate
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate with the next `--recompute` value that may fit; None without such a value."""
@@ -766,7 +766,7 @@ class LayoutOrder:
         smallest_candidate: Candidate | None = None
         replay_count = 0
         sorted_candidates = sorted(refused_candidates, key=lambda candidate: candidate.device_bytes)
-        close_candidates = [
+        nearest_candidates = [
             candidate
             for candidate in sorted_candidates[:NEAREST_REPLAYS]
             if self.errors.lower_bound(candidate.device_bytes) < sorted_candidates[0].device_bytes
@@ -779,7 +779,7 @@ class LayoutOrder:
             ):
                 break
             smallest_bytes = None if smallest_candidate is None else smallest_candidate.device_bytes
-            next_candidates = close_candidates[candidate_number:][: 2 if smallest_bytes is None else None]
+            next_candidates = nearest_candidates[candidate_number:][: 2 if smallest_bytes is None else None]
             self.begin_replays(list(map(_layout_run, next_candidates)), smallest_bytes)
             replay_count += 1
             try:

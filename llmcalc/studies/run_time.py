@@ -206,10 +206,10 @@ class TrainingTimes:
         time_stack = self.stack if self.settings.overlap is not None else with_schedule(self.stack, schedule)
         if time_stack is self.stack:
             return self
-        times_of_schedule = copy(self)
-        times_of_schedule.stack = time_stack
-        times_of_schedule._set_timers()
-        return times_of_schedule
+        scheduled_times = copy(self)
+        scheduled_times.stack = time_stack
+        scheduled_times._set_timers()
+        return scheduled_times
 
     @property
     def unpriced(self) -> list[str]:
@@ -335,20 +335,20 @@ class TrainingTimes:
         if step_plan.tp == 1:
             return 0.0
         pass_work = timed_pass.rank_work
-        layers = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
-        return self.stack.layer_wait * layers * (2 + step_plan.recompute)
+        layer_count = sum(pass_work.count(layer) for layer in range(len(pass_work.layer_kinds)))
+        return self.stack.layer_wait * layer_count * (2 + step_plan.recompute)
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which a micro-batch through all layers waits for the host."""
         seconds = 0.0
         for layer in range(len(timed_pass.rank_work.layer_kinds)):
             skipped_seconds = timed_pass.ending_seconds(layer) if step_plan.stops_early else 0.0
-            for is_backward, run_count, skipped in (
+            for is_backward, run_count, skipped_layer_seconds in (
                 (False, 1.0, 0.0),
                 (False, step_plan.recompute, skipped_seconds),
                 (True, 1.0, 0.0),
             ):
-                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped
+                kernels = timed_pass.layer_seconds(layer, is_backward=is_backward) - skipped_layer_seconds
                 wait_seconds = host_wait(timed_pass, self.stack, layer, is_backward, kernels)
                 seconds += float(timed_pass.rank_work.count(layer) * run_count * wait_seconds)
         return seconds
@@ -520,12 +520,12 @@ def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
         return model_memory
     if time_stack.halves_float32 and model_memory.published_dtype == "float32":
         return model_memory.with_(dtype="bfloat16")
-    is_converted = (
+    converts_weights = (
         time_stack.four_bit_scheme is not None
         and DTYPE_BITS[model_memory.published_dtype] == 4
         and not run_settings.quantize
     )
-    return model_memory.with_(quantize=time_stack.four_bit_scheme) if is_converted else model_memory
+    return model_memory.with_(quantize=time_stack.four_bit_scheme) if converts_weights else model_memory
 
 
 def time_inference(

@@ -79,10 +79,10 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
         _serve_scaled(server, trace, step_seconds, float(time_scale), budget)
         for time_scale in (1.0, step_range.low, step_range.high)
     ]
-    likely_run = simulated_runs[0]
-    seconds = max(request.end_seconds for request in likely_run)
+    estimated_run = simulated_runs[0]
+    seconds = max(request.end_seconds for request in estimated_run)
     further_tokens = trace.mean_output - 1
-    seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in likely_run)
+    seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in estimated_run)
     return TraceTimes(
         _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs]),
         _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs]),
@@ -159,9 +159,9 @@ def size_server_for_trace(
         insufficient_count, sufficient_count = sufficient_count, 2 * sufficient_count
         broken_limit = undersize_reason(sufficient_count)
     while not broken_limit and replicas is None and sufficient_count - insufficient_count > 1:
-        tried_count = (insufficient_count + sufficient_count) // 2
+        middle_count = (insufficient_count + sufficient_count) // 2
         insufficient_count, sufficient_count = (
-            (tried_count, sufficient_count) if undersize_reason(tried_count) else (insufficient_count, tried_count)
+            (middle_count, sufficient_count) if undersize_reason(middle_count) else (insufficient_count, middle_count)
         )
     sized_server = server.with_replicas(sufficient_count)
     return sized_server, trace_times(sized_server, trace, step_seconds, budget), broken_limit

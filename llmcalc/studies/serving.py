@@ -207,9 +207,9 @@ class ServeStudy:
 
     def find_servers(self) -> StudiedServers:
         """Tries every layout with every pair of number formats. Raises `InputError` if no layout is possible."""
-        reasons_against: Counter[str] = Counter()
-        fitting_servers = list(self._fitting_servers(reasons_against))
-        if not fitting_servers and not reasons_against:
+        rejection_counts: Counter[str] = Counter()
+        fitting_servers = list(self._fitting_servers(rejection_counts))
+        if not fitting_servers and not rejection_counts:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
@@ -231,7 +231,7 @@ class ServeStudy:
             points_at_limits.append(load_point)
             limit_flags.append(load_point is not None and not refusal_reason)
             if refusal_reason:
-                reasons_against[refusal_reason] += 1
+                rejection_counts[refusal_reason] += 1
         curves = [tuple(server.curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)]
         return StudiedServers(
             tuple(tried_servers),
@@ -239,7 +239,7 @@ class ServeStudy:
             tuple(points_at_limits),
             _pareto_front(curves),
             _cheapest_server_index(points_at_limits, limit_flags, traces),
-            dict(reasons_against),
+            dict(rejection_counts),
             tuple(limit_flags),
             tuple(traces),
         )
@@ -256,13 +256,13 @@ class ServeStudy:
 
     def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
-        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         pipeline_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
             if layout_sizes.pp > 1 and pipeline_reason:
                 rejection_counts[pipeline_reason] += 1
                 continue
-            if layout_sizes.pp > layers:
+            if layout_sizes.pp > layer_count:
                 rejection_counts["more pipeline stages than layers"] += 1
                 continue
             layout_flags = (
@@ -277,7 +277,7 @@ class ServeStudy:
             for quantize, kv_dtype in self.runs:
                 try:
                     server = self._replica_server(
-                        layout_sizes, layout_sizes.layout(layers), layout_flags, quantize, kv_dtype
+                        layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
                     )
                     yield self._divided_server(server) if self.disaggregated else server
                 except ImpossibleLayout as reason:

@@ -111,12 +111,13 @@ class ShapeFamily:
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
-        h, a, k, d = self.spec.hidden_size, head_sizes.heads, head_sizes.kv_heads, head_sizes.head_dim
-        head_width = (self.head_dim or d) // self.head_divisor
-        heads = Fraction(a * d, h * head_width)
+        heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
+        head_width = (self.head_dim or head_sizes.head_dim) // self.head_divisor
+        width_share = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_width)
         if self.kv_ratio is not None:
-            return heads, heads * self.kv_ratio, head_width
-        return heads, None if k is None or (k == 1 and a > 1) else heads * k / a, head_width
+            return width_share, width_share * self.kv_ratio, head_width
+        is_multi_query = kv_heads == 1 and heads > 1
+        return width_share, None if kv_heads is None or is_multi_query else width_share * kv_heads / heads, head_width
 
     def finer_family(self, keep_heads: bool) -> ShapeFamily | None:
         """Returns the family with a smaller step between hidden sizes; None if there is none.
@@ -126,8 +127,8 @@ class ShapeFamily:
         head_widths = [
             (self.head_dim or head_sizes.head_dim) // self.head_divisor for head_sizes in self._head_sizes_of_layers()
         ]
-        can_halve = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
-        for head_factor in (1,) if keep_heads or not can_halve else (2, 1):
+        has_even_heads = all(head_width % 2 == 0 and head_width // 2 >= LEAST_HEAD_DIM for head_width in head_widths)
+        for head_factor in (1,) if keep_heads or not has_even_heads else (2, 1):
             finer_family = replace(
                 self, unit=max(LEAST_UNIT, self.unit // 2), head_divisor=head_factor * self.head_divisor
             )
@@ -408,7 +409,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
     cost_text = (
         f"{count(budget.value)} parameters" if budget.kind == "parameters" else f"{budget.value:.3g} training FLOPs"
     )
-    tie_text = (
+    tie_option = (
         "" if model_family.spec.tie_word_embeddings or not isinstance(model_family.spec.head, LMHead) else "--tie, "
     )
     head_text = "" if model_family.head_dim is None else "a smaller --head-dim, "
@@ -416,7 +417,7 @@ def _no_shapes_error(model_family: ShapeFamily, budget: CostBudget, tolerance_pe
         f"budget: no shape with h/L from {LEAST_ASPECT} to {MOST_ASPECT:,} and h a multiple of "
         f"{model_family.width_step} "
         f"costs {cost_text} to within {tolerance_percent:g} %, at a vocabulary of {model_family.spec.vocab_size:,}; "
-        f"expected another budget, {tie_text}{head_text}a smaller --vocab or a wider --tolerance"
+        f"expected another budget, {tie_option}{head_text}a smaller --vocab or a wider --tolerance"
     )
 
 
@@ -478,13 +479,13 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
         return upper_depth
     interpolates_linearly = True
     while upper_depth - lower_depth > 1:
-        unbounded_guess = (
+        unclamped_depth = (
             lower_depth + (target_cost - lower_cost) * (upper_depth - lower_depth) // (upper_cost - lower_cost)
             if interpolates_linearly
             else (lower_depth + upper_depth) // 2
         )
-        guessed_depth, previous_span = (
-            min(max(unbounded_guess, lower_depth + 1), upper_depth - 1),
+        guessed_depth, previous_interval = (
+            min(max(unclamped_depth, lower_depth + 1), upper_depth - 1),
             upper_depth - lower_depth,
         )
         guessed_cost = cost_of_depth(guessed_depth)
@@ -492,7 +493,7 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
             lower_depth, lower_cost = guessed_depth, guessed_cost
         else:
             upper_depth, upper_cost = guessed_depth, guessed_cost
-        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_span
+        interpolates_linearly = not interpolates_linearly or 2 * (upper_depth - lower_depth) <= previous_interval
     return lower_depth if target_cost - lower_cost <= upper_cost - target_cost else upper_depth
 
 
@@ -571,7 +572,7 @@ def _shape_of_size(
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=cache_size.bytes_per_token,
         kv_bytes=cache_size.bytes,
-        head_sizes=tuple(d for d in HEAD_SIZES if hidden_size % d == 0),
+        head_sizes=tuple(head_size for head_size in HEAD_SIZES if hidden_size % head_size == 0),
         verdicts=compare_with_studies(hidden_size, layers),
     )
 

@@ -37,10 +37,10 @@ def usual_step_tokens(devices: int) -> int:
 
 def usual_batch(seq: int, devices: int) -> int:
     """Returns the sequences of a usual step: a multiple or a divisor of the number of devices."""
-    sequences = max(1, usual_step_tokens(devices) // seq)
-    if devices <= sequences:
-        return round(sequences / devices) * devices
-    return next(batch_size for batch_size in range(sequences, 0, -1) if devices % batch_size == 0)
+    sequence_count = max(1, usual_step_tokens(devices) // seq)
+    if devices <= sequence_count:
+        return round(sequence_count / devices) * devices
+    return next(batch_size for batch_size in range(sequence_count, 0, -1) if devices % batch_size == 0)
 
 
 def default_batch(seq: int, devices: int, micro_batch: int) -> int:

@@ -31,12 +31,12 @@ def sweep(model_family: ShapeFamily, hidden_sizes: Any, depths: Any) -> NDArray[
         raise MissingExtra("a sweep", "numpy", "sweep") from None
 
     h, layers = np.asarray(hidden_sizes), np.asarray(depths)
-    for array_name, size_array, least_value in (
+    for array_name, size_array, minimum in (
         ("hidden_sizes", h, model_family.width_step),
         ("depths", layers, model_family.least_depth),
     ):
-        if size_array.dtype.kind not in "iu" or not size_array.size or size_array.min() < least_value:
-            raise InputError(f"sweep: {array_name}: expected whole numbers of at least {least_value}")
+        if size_array.dtype.kind not in "iu" or not size_array.size or size_array.min() < minimum:
+            raise InputError(f"sweep: {array_name}: expected whole numbers of at least {minimum}")
     if (h % model_family.width_step).any():
         raise InputError(
             f"sweep: hidden_sizes: expected multiples of {model_family.width_step}, so that head counts are integers"

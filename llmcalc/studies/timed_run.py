@@ -122,11 +122,11 @@ class TimedRun:
     @property
     def not_counted(self) -> tuple[str, ...]:
         """The costs that the time estimate leaves out, as text, such as sampling on the host."""
-        counts_sampling = self.phase == "decode" and self.stack.host_sequence > 0
+        includes_sampling = self.phase == "decode" and self.stack.host_sequence > 0
         return tuple(
             uncounted_text
             for uncounted_text in NOT_COUNTED[self.phase]
-            if not (counts_sampling and uncounted_text == SAMPLING)
+            if not (includes_sampling and uncounted_text == SAMPLING)
         )
 
     @property

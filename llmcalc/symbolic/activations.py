@@ -141,13 +141,13 @@ class ActivationFormulas:
         trained_nodes = [node for node in named_nodes if node.optional_part in {"", *self.formulas.include}]
         if not trained_nodes:
             optional_part = OPTIONAL_PARTS[named_nodes[0].optional_part]
-            hint_text = (
+            advice = (
                 f"counted with {optional_part.option}"
                 if optional_part.has_flops
                 else "not trained here; expected params"
             )
             raise InputError(
-                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {hint_text}"
+                f"--quantity activations: {query} is a part of the {optional_part.title}, which are {advice}"
             )
         return trained_nodes
 
@@ -155,9 +155,9 @@ class ActivationFormulas:
         """Returns notes about cases in which the saved bytes differ from the formulas."""
         if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
-        root_node, two_sequences = self.formulas.root, {sequences_symbol(): 2}
+        root_node, batch_of_two = self.formulas.root, {sequences_symbol(): 2}
         value_of_symbol = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}
-        if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **two_sequences}) == self.saved_sums(
+        if self.letters.saved_bytes_of(root_node).xreplace({**value_of_symbol, **batch_of_two}) == self.saved_sums(
             "numbers", 2
         ).saved_bytes_of(root_node):
             return ()
@@ -242,14 +242,14 @@ class SavedByteSums:
                 child_node.walk_indices[0],
             )
             child_path = (*node_path, (child_node.numeric_node.name, child_node.numeric_node.label))
-            is_layer = repeat_count is None and child_path in self._paths
-            self.times[storage_location] = node.repeat if is_layer else repeat_count
+            is_repeated_layer = repeat_count is None and child_path in self._paths
+            self.times[storage_location] = node.repeat if is_repeated_layer else repeat_count
             self.by_location[storage_location] = self._subtree_bytes(
                 child_node, child_path, unclaimed_bytes, self.times[storage_location]
             )
-            if is_layer:
+            if is_repeated_layer:
                 self.layers.add(storage_location)
-            subtree_sum += self.by_location[storage_location] * (node.repeat if is_layer else 1)
+            subtree_sum += self.by_location[storage_location] * (node.repeat if is_repeated_layer else 1)
         subtree_sum += sum(
             unclaimed_bytes.pop(path) for path in list(unclaimed_bytes) if path[: len(node_path)] == node_path
         )

@@ -256,21 +256,21 @@ class Formulas:
         return replace(formula, hidden_expression=self._combine_equal_layers(formula.hidden_expression, rewrite_sums))
 
     def _formula_with_forms(
-        self, quantity: Quantity, expression: Any, known_value: Fraction, node: FormulaNode
+        self, quantity: Quantity, expression: Any, expected_value: Fraction, node: FormulaNode
     ) -> Formula:
-        open_form = self._evaluate_at_numbers(expression, known_value, node)
+        formula_in_numbers = self._evaluate_at_numbers(expression, expected_value, node)
         formula_in_hidden = self._rewrite_in_hidden_units(expression)
         if formula_in_hidden is not None:
-            self._evaluate_at_numbers(formula_in_hidden, known_value, node)
-        return Formula(quantity, expression, known_value, open_form, formula_in_hidden)
+            self._evaluate_at_numbers(formula_in_hidden, expected_value, node)
+        return Formula(quantity, expression, expected_value, formula_in_numbers, formula_in_hidden)
 
     def _sum_terms(self, root_node: Node, cost_terms: Iterable[CostTerm], node: FormulaNode) -> Any:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            walked_places = self._nodes_in_preorder(root_node, cost_term.run_config)
+            places_in_preorder = self._nodes_in_preorder(root_node, cost_term.run_config)
             for walk_index in node.walk_indices:
-                cost_sum = add(cost_sum, walked_places[walk_index].cost_per_repeat(cost_term.cost, self.include))
+                cost_sum = add(cost_sum, places_in_preorder[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[Place]:
@@ -332,19 +332,19 @@ class Formulas:
                 f"({stored_format.scales_text}); expected a number format such as fp8, or llmcalc kv for its bytes"
             )
 
-    def _evaluate_at_numbers(self, expression: Any, known_value: Fraction, node: FormulaNode) -> Any:
+    def _evaluate_at_numbers(self, expression: Any, expected_value: Fraction, node: FormulaNode) -> Any:
         """Returns the expression with all symbols except S replaced by numbers.
 
-        Raises `ArithmeticError` if its value differs from `known_value`.
+        Raises `ArithmeticError` if its value differs from `expected_value`.
         """
         import sympy
 
         value_of_symbol = {symbol: sympy.Rational(meaning.value) for symbol, meaning in self.meanings.items()}
         expression = sympy.sympify(expression)
         numeric_value = expression.xreplace(value_of_symbol)
-        if numeric_value != sympy.Rational(known_value):
+        if numeric_value != sympy.Rational(expected_value):
             raise ArithmeticError(
-                f"{node.name}: the formula {expression} gives {numeric_value}, the count is {known_value}"
+                f"{node.name}: the formula {expression} gives {numeric_value}, the count is {expected_value}"
             )
         del value_of_symbol[keys_symbol()]
         return sympy.expand(expression.xreplace(value_of_symbol))
@@ -390,18 +390,18 @@ class Formulas:
         for summand in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
             factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
-            heads = sum(
+            head_exponent = sum(
                 exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEADS
             )
             head_size_power = sum(
                 exponent for (_, exponent), factor in zip(factors, factor_fields, strict=True) if factor in HEAD_SIZES
             )
-            lengths = WIDTHS | (HEADS | HEAD_SIZES if heads == head_size_power else frozenset())
+            lengths = WIDTHS | (HEADS | HEAD_SIZES if head_exponent == head_size_power else frozenset())
             for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
-                power = exponent if field_name in WIDTHS | HEAD_SIZES else 0
+                hidden_exponent = exponent if field_name in WIDTHS | HEAD_SIZES else 0
                 changed_terms = (
                     sympy.Rational(self.meanings[base].value) ** exponent
-                    * (hidden / self.meanings[hidden].value) ** power
+                    * (hidden / self.meanings[hidden].value) ** hidden_exponent
                     if field_name in lengths
                     else base**exponent
                 )
@@ -473,11 +473,11 @@ def _cache_terms(
     def cost(counted_op: CountedOp) -> Number:
         return counted_op.cache_bits(state_bits if isinstance(counted_op.op, State) else element_bits)
 
-    initial_terms = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
+    terms_at_start = [CostTerm(_scaled_cost(cost, factor if quantity == "state" else -factor), run_without_tokens)]
     return (
-        initial_terms
+        terms_at_start
         if quantity == "state"
-        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *initial_terms]
+        else [CostTerm(_scaled_cost(cost, factor), run_of_one_token), *terms_at_start]
     )
 
 

@@ -145,9 +145,9 @@ class NodeTrackingEager(EagerKernels):
 
     def run_layer(self, frame: ModuleFrame, x: Tensor) -> Tensor:
         memory_meter = self.graph.meter
-        outer_place, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
+        previous_place, memory_meter.place = memory_meter.place, self.location([*self.frames[1:], frame])
         layer_output = super().run_layer(frame, x)
-        memory_meter.place = outer_place
+        memory_meter.place = previous_place
         for memory_block in {
             id(tensor.storage.block): tensor.storage.block for tensor in _tensors_inside(self.memo.values())
         }.values():

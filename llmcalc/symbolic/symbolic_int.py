@@ -21,9 +21,9 @@ class SymbolicInt(int):
     formula: Any
 
     def __new__(cls, number: int, formula: Any) -> SymbolicInt:
-        instance = super().__new__(cls, number)
-        instance.formula = formula
-        return instance
+        symbolic_int = super().__new__(cls, number)
+        symbolic_int.formula = formula
+        return symbolic_int
 
     def __repr__(self) -> str:
         return f"{self.formula} = {int(self)}"
@@ -82,12 +82,12 @@ def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     return SymbolicInt(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))
 
 
-def _floor_divide(left: Any, right: Any) -> Any:
+def _floor_divide(dividend: Any, divisor: Any) -> Any:
     """Computes left // right: the quotient if it is an integer, else its floor."""
-    if not (isinstance(left, int) and isinstance(right, int)):
+    if not (isinstance(dividend, int) and isinstance(divisor, int)):
         return NotImplemented
-    quotient_floor, remainder = divmod(int(left), int(right))
-    quotient = formula_of(left) / formula_of(right)
+    quotient_floor, remainder = divmod(int(dividend), int(divisor))
+    quotient = formula_of(dividend) / formula_of(divisor)
     if remainder:
         import sympy
 

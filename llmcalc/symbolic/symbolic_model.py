@@ -177,9 +177,9 @@ def model_in_symbols(spec: ModelSpec) -> SymbolicModel:
                 labels_by_kind[layer_name],
             )
         depths[depth_symbol] = frozenset(layer_groups[size_occurrence.side, name][0] for name in labels_by_kind)
-    main_stack = "decoder" if spec.decoder is not None else "encoder"
+    main_stack_name = "decoder" if spec.decoder is not None else "encoder"
     return SymbolicModel(
-        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack, layer_groups), symbol_meanings, depths
+        spec, spec.tree(), _add_depth_symbols(symbolic_tree, main_stack_name, layer_groups), symbol_meanings, depths
     )
 
 
@@ -382,8 +382,8 @@ def _free_symbols(op: Any) -> set[Any]:
     symbols: set[Any] = set()
     for field in fields(op) if op is not None else ():
         op_field = getattr(op, field.name)
-        for field_element in op_field if isinstance(op_field, tuple) else (op_field,):
-            symbols |= getattr(field_element, "free_symbols", set())
+        for field_value in op_field if isinstance(op_field, tuple) else (op_field,):
+            symbols |= getattr(field_value, "free_symbols", set())
     return symbols
 
 
@@ -392,10 +392,10 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
     blocks_by_kind = {name: layer for name, layer, count, _ in stack.layer_groups() if not is_zero(count)}
     if len(blocks_by_kind) == 1:
         return dict.fromkeys(blocks_by_kind, "")
-    other_traits = {
+    traits_of_other_layers = {
         trait for name, layer in blocks_by_kind.items() if name != BASE for trait in (name, *_layer_traits(layer))
     }
-    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in other_traits), "base")
+    trait_of_base = next((trait for trait in _layer_traits(stack.block) if trait not in traits_of_other_layers), "base")
     return {layer_name: trait_of_base if layer_name == BASE else layer_name for layer_name in blocks_by_kind}
 
 
@@ -435,10 +435,10 @@ def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence
     """Returns the symbol of each size: a letter, with subscripts if the letter is ambiguous."""
     symbol_names: dict[SizeOccurrence, str] = {}
     for letter in dict.fromkeys(size_occurrence.letter for size_occurrence in size_occurrences):
-        occurrences_of_letter = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
-        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in occurrences_of_letter)):
+        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.letter == letter]
+        for i, field in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
             base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short_name(field)}"
-            occurrences_of_field = [occurrence for occurrence in occurrences_of_letter if occurrence.field == field]
+            occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field]
             subscripts = _subscripts(occurrences_of_field)
             symbol_names |= {
                 occurrence: f"{base_name}_{subscripts[occurrence]}" if subscripts[occurrence] else base_name

@@ -380,17 +380,17 @@ def _operation_seconds_added(operation: TimedOperation) -> float:
     return float(max(operation.compute, operation.memory) if operation.kind in PER_SEQUENCE else operation.memory)
 
 
-def _poisson_probability(most: int, mean: float) -> float:
-    """Returns the probability that a Poisson variable is at most `most`."""
-    if most < 0:
+def _poisson_probability(maximum: int, mean: float) -> float:
+    """Returns the probability that a Poisson variable is at most `maximum`."""
+    if maximum < 0:
         return 0.0
     term_probability = cumulative_probability = math.exp(-mean)
-    for event_count in range(1, most + 1):
+    for event_count in range(1, maximum + 1):
         term_probability *= mean / event_count
         cumulative_probability += term_probability
     return min(1.0, cumulative_probability)
 
 
-def _int_if_whole(value: float) -> float:
+def _int_if_whole(number: float) -> float:
     """Returns a number, as an integer if whole."""
-    return int(value) if value == int(value) else value
+    return int(number) if number == int(number) else number

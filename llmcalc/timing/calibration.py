@@ -72,7 +72,7 @@ class CalibrationFactors:
         """Returns the time stack with waits and network times scaled by the factors."""
         scaled_waits = {factor_name: getattr(time_stack, factor_name) * self.wait for factor_name in WAITS}
         waits_by_format = {
-            factor_name: {dtype: wait * self.wait for dtype, wait in getattr(time_stack, factor_name).items()}
+            factor_name: {dtype: seconds * self.wait for dtype, seconds in getattr(time_stack, factor_name).items()}
             for factor_name in WAITS_BY_FORMAT
         }
         return time_stack.model_copy(update=scaled_waits | waits_by_format)
@@ -328,9 +328,9 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
     estimates = [measured_run.estimate_seconds(UNCHANGED) for measured_run in measured_runs]
     log_errors = [math.log(estimate / run.seconds) for run, estimate in zip(measured_runs, estimates, strict=True)]
     left_out_fit_errors = _left_out_errors(linear_fit)
-    is_proved = _is_clearly_better(log_errors, left_out_fit_errors)
+    is_clearly_better = _is_clearly_better(log_errors, left_out_fit_errors)
     factors = fit_factors(linear_fit)
-    if is_proved:
+    if is_clearly_better:
         applied_share = 1 - _mean_ratio(left_out_fit_errors, log_errors) ** 2
     else:
         largest_change = max(map(abs, map(operator.sub, linear_fit.errors(astuple(factors)), log_errors)))
@@ -340,7 +340,7 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         applied_share * left_out_fit_error + (1 - applied_share) * log_error
         for left_out_fit_error, log_error in zip(left_out_fit_errors, log_errors, strict=True)
     ]
-    errors_without_fit, errors_with_fit, errors_of_left_out = (
+    errors_without_fit, errors_with_fit, left_out_errors = (
         ErrorStatistics.from_runs(measured_runs, seconds)
         for seconds in (
             estimates,
@@ -352,10 +352,10 @@ def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
         len(measured_runs),
         errors_without_fit,
         errors_with_fit,
-        errors_of_left_out,
+        left_out_errors,
         factors,
         _rejection_reason(errors_without_fit, errors_with_fit),
-        is_proved,
+        is_clearly_better,
     )
 
 
@@ -386,14 +386,14 @@ def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequenc
     )
 
 
-def _z_score_of_mean(gains: Sequence[float]) -> float:
+def _z_score_of_mean(error_gains: Sequence[float]) -> float:
     """Converts the values' Student's t to the normal z-score with the same probability; 0 for a mean below 0.
 
     Student's t, as a normal value by Wallace's approximation (Annals of Mathematical Statistics 30, 1959).
     """
-    degrees_of_freedom = len(gains) - 1
-    mean_gain = mean(gains)
-    t_statistic = mean_gain * math.sqrt(len(gains)) / max(stdev(gains), 1e-12)
+    degrees_of_freedom = len(error_gains) - 1
+    mean_gain = mean(error_gains)
+    t_statistic = mean_gain * math.sqrt(len(error_gains)) / max(stdev(error_gains), 1e-12)
     if mean_gain <= 0:
         return 0.0
     return (
@@ -430,7 +430,7 @@ def _left_out_errors(linear_fit: LinearizedRuns) -> list[float]:
     log_errors = [0.0] * run_count
     for first_index in range(fit_count):
         left_out_indices = range(first_index, run_count, fit_count)
-        errors_of_all = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out_indices))))
+        run_errors = linear_fit.errors(astuple(fit_factors(linear_fit.without_runs(left_out_indices))))
         for run_index in left_out_indices:
-            log_errors[run_index] = errors_of_all[run_index]
+            log_errors[run_index] = run_errors[run_index]
     return log_errors

@@ -124,13 +124,13 @@ class Device:
             share = self._share_with_float32_sums(share, units_format)
         return self.peak_rates[units_format] * share * (self.sustained_share(units_format) if is_sustained else 1.0)
 
-    def _share_with_float32_sums(self, share: float, units_format: str) -> float:
-        """Returns the share of the peak rate with float32 accumulation. share: the share at the units' full rate.
+    def _share_with_float32_sums(self, rate_share: float, units_format: str) -> float:
+        """Returns the share of the peak rate with float32 accumulation. rate_share: the share at the units' full rate.
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
         gain = self.gains_of_16_bit_sums.get(units_format, 1.0)
-        return min(share * gain, max(share, self.generation.float32_sums))
+        return min(rate_share * gain, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the slowdown of a matrix product by a short inner axis.
@@ -164,10 +164,10 @@ class Device:
         axis_lengths: of the contiguous axes; a size is unaligned if it is no multiple of 8 elements.
         """
         integer_lengths = [axis_length for axis_length in axis_lengths if isinstance(axis_length, int)]
-        share_if_odd, share_if_even = self.generation.unaligned
+        odd_length_share, even_length_share = self.generation.unaligned
         if any(axis_length % 2 for axis_length in integer_lengths):
-            return share_if_odd
-        return share_if_even if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
+            return odd_length_share
+        return even_length_share if any(axis_length % 8 for axis_length in integer_lengths) else 1.0
 
     def sustained_share(self, dtype: str = "bf16") -> float:
         """Returns the fraction of benchmark FLOP/s that a device sustains under long load."""
@@ -202,11 +202,11 @@ class Device:
         """
         best_share, half_rate_keys = self.generation.attention_backward if backward else self.generation.attention
         best_share = self._share_with_float32_sums(best_share, "bf16")
-        narrow_share = minimum(1.0, head_dim / 128) ** 0.5
+        head_dim_share = minimum(1.0, head_dim / 128) ** 0.5
         return (
             flops
             * (1 + half_rate_keys / maximum(1, key_count))
-            / (self.peak_rates["bf16"] * efficiency * best_share * narrow_share)
+            / (self.peak_rates["bf16"] * efficiency * best_share * head_dim_share)
         )
 
     def message_seconds(

@@ -45,10 +45,10 @@ def forward_pass(
     graph_tokens = 0 if is_decoding else graph_prompt_tokens(spec, time_stack, pp)
     kernel_seconds = _launched_seconds(timed_pass, time_stack, formats, is_decoding, graph_tokens)
     if time_stack.pipelines_prompts and not is_decoding:
-        prompt_batches = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
-        share_of_turns = (prompt_batches + pp - 1) / (prompt_batches * pp)
-        kernel_seconds *= share_of_turns
-        timed_pass = timed_pass.scaled(share_of_turns)
+        batch_count = ceil_div(timed_pass.rank_work.tokens, time_stack.prompt_batch)
+        pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
+        kernel_seconds *= pipeline_share
+        timed_pass = timed_pass.scaled(pipeline_share)
     hidden_bytes = 2.0 * timed_pass.rank_work.tokens * spec.hidden_size
     hop_seconds = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
     host_seconds = time_stack.host_step + (time_stack.host_sequence * rank_pass.batch if is_decoding else 0.0)

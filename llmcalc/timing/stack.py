@@ -122,8 +122,8 @@ def with_norms(time_stack: TimeStack, norm: str | None) -> TimeStack:
     """
     if norm not in ("fused", "liger") or time_stack.fused:
         return time_stack
-    passes = {verb: figure for verb, figure in time_stack.passes.items() if verb != "norm"}
-    kernels = {verb: figure for verb, figure in time_stack.kernels.items() if verb != "norm"}
+    passes = {verb: kernel_constant for verb, kernel_constant in time_stack.passes.items() if verb != "norm"}
+    kernels = {verb: kernel_constant for verb, kernel_constant in time_stack.kernels.items() if verb != "norm"}
     return time_stack.model_copy(update={"passes": passes, "kernels": kernels, "fuses_gates": norm == "liger"})
 
 

@@ -586,9 +586,9 @@ def training_steps(
 
     seconds = numpy.empty(len(plan_columns["tp"]))
     for tp in numpy.unique(plan_columns["tp"]):
-        is_this_size = plan_columns["tp"] == tp
+        has_tp_size = plan_columns["tp"] == tp
         sizes_of_runs = {
-            size_name: column[is_this_size].astype(float)
+            size_name: column[has_tp_size].astype(float)
             for size_name, column in plan_columns.items()
             if size_name != "tp"
         }
@@ -600,7 +600,7 @@ def training_steps(
             rank_work(spec, plan_of_sizes.rank_pass(time_stack)), device, time_stack, NumberFormats(step_plan.dtype)
         )
         costs = layer_costs(timed_pass, time_stack, step_plan).at_index(size_index)
-        seconds[is_this_size] = _step_seconds(
+        seconds[has_tp_size] = _step_seconds(
             spec,
             device,
             time_stack,

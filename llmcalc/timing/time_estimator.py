@@ -205,7 +205,7 @@ class TimedPass:
     def scaled(self, factor: Number) -> TimedPass:
         """Returns the pass with each kernel and message in `factor` times its seconds."""
         scaled_operations = [
-            replace(operation, **{part: factor * getattr(operation, part) for part in TIME_PARTS})
+            replace(operation, **{time_part: factor * getattr(operation, time_part) for time_part in TIME_PARTS})
             for operation in self.operations
         ]
         return replace(self, operations=scaled_operations)
@@ -454,10 +454,10 @@ class TimeEstimator:
                 if self.stack.copies_weights_from:
                     yield False, 0.0, device.memory_seconds(choose(copied_bytes > 0, weight_bytes + copied_bytes, 0.0))
                 return
-            read_before = choose(self._is_vector(kernel), 0.0, weight_bytes)
-            read_seconds = device.memory_seconds(weight_bytes - read_before + value_bytes)
+            bytes_read_first = choose(self._is_vector(kernel), 0.0, weight_bytes)
+            read_seconds = device.memory_seconds(weight_bytes - bytes_read_first + value_bytes)
             yield False, compute_seconds, maximum(read_seconds, vector_seconds)
-            yield False, 0.0, device.memory_seconds(read_before)
+            yield False, 0.0, device.memory_seconds(bytes_read_first)
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
@@ -539,8 +539,8 @@ class TimeEstimator:
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
         is_fused = self.stack.fused_experts and kernel.kind == "experts"
-        is_last = kernel.path.endswith("down_proj")
-        return kernel.launches[0] > 0 and not (is_fused and is_last), not is_fused or is_last
+        is_down_projection = kernel.path.endswith("down_proj")
+        return kernel.launches[0] > 0 and not (is_fused and is_down_projection), not is_fused or is_down_projection
 
     def _share_of_experts(self, kernel: Kernel, dtype: str) -> float:
         """The fraction of a large product's rate that the software stack's grouped kernel for all experts reaches."""
@@ -555,15 +555,15 @@ class TimeEstimator:
         tile_rows = DECODED_TILE_ROWS if dtype == QUANTIZED else self.device.generation.tile_rows
         return maximum(1.0, tile_rows / kernel.m)
 
-    def _copied_bytes(self, kernel: Kernel, dtype: str, elements: Number) -> Number:
+    def _copied_bytes(self, kernel: Kernel, dtype: str, element_count: Number) -> Number:
         """Returns the bytes of the 16-bit copies of quantized weights that a product of many tokens multiplies.
 
-        0 for a kernel that decodes the weights that it multiplies. elements: of the weights, in all passes.
+        0 for a kernel that decodes the weights that it multiplies. element_count: of the weights, in all passes.
         """
         fewest_tokens = self.stack.copies_weights_from
         if dtype != QUANTIZED or not fewest_tokens or not self.device.generation.matrix_units:
             return 0.0
-        return choose(kernel.m >= fewest_tokens, 2.0 * elements, 0.0)
+        return choose(kernel.m >= fewest_tokens, 2.0 * element_count, 0.0)
 
     def _prompt_passes(self, kernel: Kernel) -> Number:
         """The number of passes over the weights in which software computes a prompt's tokens."""
@@ -586,7 +586,7 @@ class TimeEstimator:
             else self.formats.product_format
         )
 
-    def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
+    def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
         """Returns the bytes of weights that a pass reads.
 
         The head stays in 16 bits unless all weights are quantized.
@@ -595,7 +595,7 @@ class TimeEstimator:
         if kernel.in_16_bits:
             wide_format_bits = bits if self.formats.product_format == QUANTIZED else max(16.0, bits)
             bits = wide_format_bits if self.formats.head_bits is None else self.formats.head_bits
-        return elements * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
+        return element_count * bits / 8 / (self._expert_weights_share() if kernel.kind == "experts" else 1.0)
 
     def _expert_weights_share(self) -> float:
         """Returns the share of the memory rate at which a pass reads the weights of experts."""
@@ -610,11 +610,11 @@ class TimeEstimator:
         """
         shared_experts = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
         tokens = 1 + (kernel.routed_tokens / self._prompt_passes(kernel) - 1) * (1 - shared_experts)
-        chance = 1 - (1 - kernel.selection_chance) ** tokens
-        mean_experts, ranks = kernel.experts * chance, self.rank_pass.ep
+        read_probability = 1 - (1 - kernel.selection_chance) ** tokens
+        mean_experts, ranks = kernel.experts * read_probability, self.rank_pass.ep
         if self.is_training or are_equal(ranks, 1):
             return mean_experts
-        deviation = (mean_experts * (1 - chance) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
+        deviation = (mean_experts * (1 - read_probability) * (1 - 1 / ranks)) ** 0.5  # of a hypergeometric number
         return minimum(kernel.experts, mean_experts + _expected_maximum(ranks) * deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -803,8 +803,8 @@ class TimeEstimator:
         )
         if self.rank_pass.phase == "decode" or self.stack.sends_copies:
             return share_of_16_bits
-        places = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
-        return share_of_16_bits * _copies_per_domain(places, copies_per_token, layer_message.expert_groups)
+        domains = choose(ranks > self.device.domain_devices, maximum(1.0, ranks / self.device.domain_devices), ranks)
+        return share_of_16_bits * _copies_per_domain(domains, copies_per_token, layer_message.expert_groups)
 
 
 def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:

@@ -94,8 +94,8 @@ MEASURED_EXPERT_RANKS = 8
 
 def untested_layout_text(time_stack: TimeStack, layout: Layout) -> str:
     """Returns a text on the part of a server's layout that was never measured; empty if all of it was measured."""
-    is_wide = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
-    return f"experts on {layout.ep} ranks" if is_wide else ""
+    exceeds_measured_ranks = time_stack.server and layout.ep > MEASURED_EXPERT_RANKS
+    return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 
 
 @cache

@@ -262,8 +262,8 @@ class TimeStack(Record):
 
     def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
         """Whether expert ranks gather the tokens of all attention replicas, in place of exchanging routed rows."""
-        is_wide = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
-        return self.gathers_tokens and not (replicas > 1 and is_wide)
+        exceeds_gathering_ranks = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
+        return self.gathers_tokens and not (replicas > 1 and exceeds_gathering_ranks)
 
     @property
     def is_eager(self) -> bool:
@@ -311,8 +311,10 @@ def _can_combine(first_name: str, setting_names: list[str]) -> bool:
     names = [first_name, *setting_names]
     if len(setting_names) > MOST_SETTINGS or len(set(names)) < len(names) or not all(name in stacks for name in names):
         return False
-    exchanges = [name for name in names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()]
-    return len(exchanges) <= 1 and all(
+    exchange_names = [
+        name for name in names if stacks[name].combines and EXCHANGE_FIGURES & tables_by_name[name].keys()
+    ]
+    return len(exchange_names) <= 1 and all(
         stacks[name].combines
         and stacks[name].phase == stacks[first_name].phase
         and _base_software(name) == _base_software(first_name)
@@ -331,22 +333,22 @@ def combined_stack(stack_name: str) -> TimeStack | None:
     stacks, tables_by_name = time_stacks(), _read_tables("stacks.toml")
     if not _can_combine(first_name, setting_names):
         return None
-    combined = stacks[first_name]
+    stack = stacks[first_name]
     for setting_name in setting_names:
         setting, setting_table = stacks[setting_name], tables_by_name[setting_name]
         setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION}
-        if not combined.exchange_stack:
+        if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():
-            exchange_stack = f"{combined.name}+{setting.exchange_stack}"
+            exchange_stack = f"{stack.name}+{setting.exchange_stack}"
         else:
-            exchange_stack = f"{combined.exchange_stack}+{setting_name}"
+            exchange_stack = f"{stack.exchange_stack}+{setting_name}"
         description_fields = {
-            "name": f"{combined.name}+{setting_name}",
-            "title": f"{combined.title}, {setting.title.partition(' ')[2]}",
+            "name": f"{stack.name}+{setting_name}",
+            "title": f"{stack.title}, {setting.title.partition(' ')[2]}",
             "exchange_stack": exchange_stack,
             "rows": 0,
             "sets": 0,
         }
-        combined = TimeStack(**{**_merged_figures(combined.model_dump(), setting_figures), **description_fields})
-    return combined
+        stack = TimeStack(**{**_merged_figures(stack.model_dump(), setting_figures), **description_fields})
+    return stack

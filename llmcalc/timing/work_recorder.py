@@ -710,28 +710,28 @@ class WorkRecorder(PlacementTracker):
             for operation in elementwise_group
             for recorded_value in operation.outs
         }
-        inner_readers: dict[int, int] = {}
+        reads_in_group: dict[int, int] = {}
         read_values: dict[int, Value] = {}
         written_values: dict[int, Value] = {}
         for operation in elementwise_group:
             for recorded_value in operation.ins:
                 storage_key = id(self._storage_owner(recorded_value))
-                inner_readers[storage_key] = inner_readers.get(storage_key, 0) + 1
+                reads_in_group[storage_key] = reads_in_group.get(storage_key, 0) + 1
                 if storage_key not in outputs:
                     read_values[storage_key] = recorded_value
         for operation in elementwise_group:
             for recorded_value in operation.outs:
                 storage_key = id(self._storage_owner(recorded_value))
-                if self.readers.get(storage_key, 0) > inner_readers.get(storage_key, 0):
+                if self.readers.get(storage_key, 0) > reads_in_group.get(storage_key, 0):
                     written_values[storage_key] = recorded_value
         read_elements = sum(map(self._elements, read_values.values()))
         moved_elements = read_elements + sum(map(self._elements, written_values.values()))
         reread_elements = read_elements if any(operation.verb in READ_AGAIN for operation in elementwise_group) else 0
         module_path, repeats = self.where, self.repeats
         self.where, self.repeats = self.group_position
-        moved_by_pass = moved_elements, moved_elements + reread_elements
+        elements_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
-            "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=moved_by_pass, launches=(1, 1)
+            "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=elements_by_pass, launches=(1, 1)
         )
         kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_kernel_repeats(elementwise_group[0])
         self.where, self.repeats = module_path, repeats

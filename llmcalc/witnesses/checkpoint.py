@@ -127,10 +127,10 @@ def _match_fused_group(
         )
     index_by_tensor_id = {id(expected_tensor): index for index, expected_tensor in enumerate(unmatched_tensors)}
     for tensor, shape in remaining_tensors:
-        words_of_name = set(tensor.name.split("."))
+        name_words = set(tensor.name.split("."))
         tensors_with_last_word = (
             expected_tensor
-            for name_word in words_of_name
+            for name_word in name_words
             for expected_tensor in tensors_by_last_word.get((name_word, len(shape)), ())[:1]
         )
         closest_tensor = min(
@@ -236,10 +236,10 @@ def _match_fused_tensors(
         int, dict[Shape, tuple[ExpectedTensor, ...]]
     ] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining_tensors:
-        axes = len(shape)
-        if axes not in fused_by_shape:
-            fused_by_shape[axes] = _fused_shapes(expected_tensors, axes)
-        fused_tensors = fused_by_shape[axes].get(shape)
+        axis_count = len(shape)
+        if axis_count not in fused_by_shape:
+            fused_by_shape[axis_count] = _fused_shapes(expected_tensors, axis_count)
+        fused_tensors = fused_by_shape[axis_count].get(shape)
         if fused_tensors is None:
             unmatched_tensors.append((tensor, shape))
         else:

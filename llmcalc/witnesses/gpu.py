@@ -96,8 +96,8 @@ class CudaStatistics:
         )
 
     def outside_bytes(self) -> int:
-        free_bytes_now, device_total = torch.cuda.mem_get_info()
-        return int(device_total - free_bytes_now - torch.cuda.memory_reserved())
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return int(total_bytes - free_bytes - torch.cuda.memory_reserved())
 
 
 @dataclass
@@ -171,9 +171,9 @@ def measure_gpu(spec: ModelSpec, settings: Settings, device_statistics: DeviceSt
 
 def closed_form(device_memory: DeviceMemory) -> dict[str, int]:
     """Returns the bytes by quantity that `llmcalc memory` computes, with workspaces in requested bytes."""
-    workspaces = sum(part.bytes for part in device_memory.terms if part.name == "cuBLAS workspaces")
+    workspace_bytes = sum(term.bytes for term in device_memory.terms if term.name == "cuBLAS workspaces")
     return {
-        "requested_bytes": device_memory.exact_bytes + workspaces,
+        "requested_bytes": device_memory.exact_bytes + workspace_bytes,
         "allocated_bytes": device_memory.peak_bytes,
         "reserved_bytes": device_memory.reserved_bytes,
         "after_step_bytes": device_memory.after_step_bytes,
@@ -262,11 +262,11 @@ def allocator_variables() -> dict[str, str]:
 
 def device_facts() -> dict[str, Any]:
     """Returns the name of the GPU, the driver, torch's version and today's date."""
-    properties = torch.cuda.get_device_properties(0)
+    device_properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": torch.cuda.get_device_name(0),
-        "memory_bytes": properties.total_memory,
-        "compute_capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": device_properties.total_memory,
+        "compute_capability": f"{device_properties.major}.{device_properties.minor}",
         "driver": driver_version(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,

@@ -224,10 +224,10 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
         losses = logits.new_zeros(logits.shape[0])
-        is_counted = labels != -100
-        is_counted.sum()
-        (labels * is_counted).max()
-        (labels * is_counted).min()
+        is_not_ignored = labels != -100
+        is_not_ignored.sum()
+        (labels * is_not_ignored).max()
+        (labels * is_not_ignored).min()
         loss = losses.sum()
         ctx.save_for_backward(logits.detach())
         return loss
@@ -269,8 +269,8 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if weight.requires_grad else None
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
-        is_counted = labels != -100
-        is_counted.sum()
+        is_not_ignored = labels != -100
+        is_not_ignored.sum()
         device = "cuda" if x.is_cuda else "cpu"
         product_format = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         uses_mm_out = x.dtype == weight.dtype == product_format
@@ -392,15 +392,15 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, labels: Any) -> Any:
         loss_sum = torch.zeros((), dtype=torch.float32, device=x.device)
-        is_trained = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
+        trained_flags = [tensor is not None and tensor.requires_grad for tensor in (weight, bias)]
         loss_sums = [
             torch.zeros_like(tensor) if is_tensor_trained else None
-            for tensor, is_tensor_trained in zip((weight, bias), is_trained, strict=True)
+            for tensor, is_tensor_trained in zip((weight, bias), trained_flags, strict=True)
         ]
         gradients_of_x = []
         for sequence, sequence_labels in zip(torch.chunk(x, x.shape[0]), torch.chunk(labels, x.shape[0]), strict=True):
             loss, gradient_of_x, *other_gradients = LigerLogProbabilityLoss.loss_of_sequence(
-                sequence, weight, bias, sequence_labels, is_trained
+                sequence, weight, bias, sequence_labels, trained_flags
             )
             for gradient_sum in loss_sums:
                 if gradient_sum is not None:
@@ -420,8 +420,10 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
             token_rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
             log_probs = LigerLogProbabilities.apply(token_rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
             loss = log_probs.mean()
-            trained = [tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient]
-            return loss.detach(), *torch.autograd.grad(loss, [x, *trained])
+            trained_tensors = [
+                tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient
+            ]
+            return loss.detach(), *torch.autograd.grad(loss, [x, *trained_tensors])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -447,8 +449,8 @@ def loss_of(
         )
     elif kernel_choices.cross_entropy == "selective-chunked":
         layer, last_tokens = logits_linear(module), kernel_choices.logits_to_keep or token_ids.shape[1] - 1
-        completion = model_output[:, :-1, :][:, -last_tokens:, :]
-        loss = LigerLogProbabilityLoss.apply(completion, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
+        completion_states = model_output[:, :-1, :][:, -last_tokens:, :]
+        loss = LigerLogProbabilityLoss.apply(completion_states, layer.weight, layer.bias, token_ids[:, -last_tokens:])  # type: ignore[no-untyped-call]
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
     elif kernel_choices.cross_entropy == "recomputed":
@@ -557,11 +559,11 @@ def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> 
         loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
         return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if kernel_choices.cross_entropy.startswith("flash"):
-        logit_rows, in_place = (
+        logit_rows, is_in_place = (
             logits.to(dtype or logits.dtype).flatten(0, 1),
             kernel_choices.cross_entropy == "flash-in-place",
         )
-        return FlashCrossEntropy.apply(logit_rows, labels, in_place)[0].mean()  # type: ignore[no-untyped-call]
+        return FlashCrossEntropy.apply(logit_rows, labels, is_in_place)[0].mean()  # type: ignore[no-untyped-call]
     if kernel_choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
     default_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
@@ -595,9 +597,9 @@ def selective_checkpoint(saved_operations: frozenset[str], alternate_operations:
     def create_contexts() -> Any:
         call_counts = Counter[Any]()
 
-        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            call_counts[context.is_recompute, op] += 1
-            is_skipped = op in alternating_operations and call_counts[context.is_recompute, op] % 2 == 0
+        def policy(checkpoint_context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            call_counts[checkpoint_context.is_recompute, op] += 1
+            is_skipped = op in alternating_operations and call_counts[checkpoint_context.is_recompute, op] % 2 == 0
             return (
                 CheckpointPolicy.MUST_SAVE if op in operations and not is_skipped else CheckpointPolicy.PREFER_RECOMPUTE
             )
@@ -629,7 +631,7 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
 
 
 def _checkpoint_with_router_state(
-    run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, run: Any
+    run_checkpointed: Callable[..., Any], forward: Callable[..., Any], x: Any, pass_state: Any
 ) -> Any:
     """Checkpoints a layer whose router reads the hidden state of the router in the previous layer.
 
@@ -638,13 +640,13 @@ def _checkpoint_with_router_state(
     """
 
     def run_with_router_state(x: Any, router_state: Any) -> Any:
-        saved_routing, run.router_state = run.router_state, router_state
+        saved_routing, pass_state.router_state = pass_state.router_state, router_state
         try:
-            return forward(x, run), run.router_state
+            return forward(x, pass_state), pass_state.router_state
         finally:
-            run.router_state = saved_routing
+            pass_state.router_state = saved_routing
 
-    layer_output, run.router_state = run_checkpointed(run_with_router_state, x, run.router_state)
+    layer_output, pass_state.router_state = run_checkpointed(run_with_router_state, x, pass_state.router_state)
     return layer_output
 
 

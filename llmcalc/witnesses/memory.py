@@ -116,8 +116,8 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
         simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += [
-            Check("", MEMORY + quantity_name, bytes, measured_bytes[quantity_name], f"torch on {device}")
-            for quantity_name, bytes in simulated_bytes.items()
+            Check("", MEMORY + quantity_name, byte_count, measured_bytes[quantity_name], f"torch on {device}")
+            for quantity_name, byte_count in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -334,10 +334,10 @@ class TrainingBytes(NamedTuple):
     def named(self) -> dict[str, int]:
         """Returns the bytes by name of quantity; for the first step only the peak."""
         second_step = self.second
-        saved_quantity = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
+        bytes_by_name = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
-            **saved_quantity,
+            **bytes_by_name,
             "live_bytes": second_step.live,
             "forward_peak_bytes": second_step.forward,
             "backward_peak_bytes": second_step.backward,
@@ -364,22 +364,22 @@ class InferenceBytes(NamedTuple):
 def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, counted like a torch dispatch mode. step_count: 2, or 1 for the first step only."""
     memory_meter = Meter()
-    steps_run = TrainingRun(spec, training, memory_meter=memory_meter)
-    steps_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
-    steps_run.set_up()
+    simulated_run = TrainingRun(spec, training, memory_meter=memory_meter)
+    simulated_run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
+    simulated_run.set_up()
     set_up_bytes, bytes_of_steps = memory_meter.now, []
     for _ in range(step_count):
         memory_meter.peaks = {}
         live_bytes, saved_bytes = 0, None
         for _ in range(training.microbatches):
-            steps_run.next_batch()
-            loss = steps_run.forward()
+            simulated_run.next_batch()
+            loss = simulated_run.forward()
             live_bytes = memory_meter.now
-            saved_bytes = _saved_bytes(steps_run, loss)
-            steps_run.backward(loss)
+            saved_bytes = _saved_bytes(simulated_run, loss)
+            simulated_run.backward(loss)
             del loss
-        steps_run.update()
-        steps_run.zero_grad()
+        simulated_run.update()
+        simulated_run.zero_grad()
         bytes_of_steps.append(
             StepBytes(
                 **peaks_by_phase(memory_meter),
@@ -505,7 +505,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     with ShapeCache(), tracker:
         training_loop = TrainingLoop(spec, training, device)
         tracker.track_tensors((*training_loop.module.parameters(), *training_loop.module.buffers()))
-        set_up, bytes_of_steps = tracker.now, []
+        set_up_bytes, bytes_of_steps = tracker.now, []
         if isinstance(tracker, CpuStorageTracker):
             tracker.set_up = True
         for _ in range(step_count):
@@ -513,7 +513,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
             tracker.peak = tracker.now
             training_loop.step(record_phase)
             bytes_of_steps.append(StepBytes(**peaks_by_quantity, after=tracker.now, **results_after_forward))
-    return TrainingBytes(set_up, bytes_of_steps[0], bytes_of_steps[-1])
+    return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 
 def measure_event_passes(spec: ModelSpec, training: TrainingConfig) -> dict[str, int]:
@@ -546,10 +546,10 @@ def measure_pass(spec: ModelSpec, inference_config: InferenceConfig, device: str
     with ShapeCache():
         cache_tensors = cache_shapes(spec, inference_config) if inference_config.phase == "decode" else {}
     with ShapeCache(), tracker:
-        passes = InferencePasses(spec, inference_config, device)
-        tracker.track_tensors((*passes.module.parameters(), *passes.module.buffers()))
+        inference_passes = InferencePasses(spec, inference_config, device)
+        tracker.track_tensors((*inference_passes.module.parameters(), *inference_passes.module.buffers()))
         if inference_config.phase == "decode":
-            passes.create_cache(cache_tensors)
+            inference_passes.create_cache(cache_tensors)
         tracker.peak = tracker.now
-        (passes.decode if inference_config.phase == "decode" else passes.prefill)()
+        (inference_passes.decode if inference_config.phase == "decode" else inference_passes.prefill)()
         return InferenceBytes(tracker.peak, tracker.now)

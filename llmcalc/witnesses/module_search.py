@@ -194,8 +194,8 @@ class _ModuleSearch:
         layer_count: the number of layers in a list whose name ends with `[first]` or `[last]`.
         """
         list_names, _, list_part = list_names.partition("[")
-        path_patterns = [part if "*" in part else f"{part}.*" for part in list_names.split(" + ")]
-        modules = [path for part in path_patterns for path in self._matching_paths(_join_path(root, part))]
+        path_patterns = [name if "*" in name else f"{name}.*" for name in list_names.split(" + ")]
+        modules = [path for name in path_patterns for path in self._matching_paths(_join_path(root, name))]
         return {"first]": modules[:layer_count], "last]": modules[-layer_count:]}.get(list_part, modules)
 
     def _find_below_node(
@@ -225,9 +225,9 @@ class _ModuleSearch:
             yield from ((node_position, NodeModules(node_paths)) for node_position, node_paths in paths_and_modules)
         for node_position, module_paths in paths_and_modules:
             for child_node in node.children:
-                deeper_names = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
+                child_keys = (*(f"{table_key}.{child_node.name}" for table_key in table_keys), child_node.name)
                 yield from self._find_below_node(
-                    f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, deeper_names
+                    f"{node_position}.{child_node.name}", child_node, module_paths, outer_modules, child_keys
                 )
 
     def _search_module_names(
@@ -245,11 +245,11 @@ class _ModuleSearch:
         self, module_path: str, indices: Sequence[int], list_paths: Sequence[str]
     ) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the modules of a node's repeats by index in a module list, or in several lists of one length."""
-        member_lists = [self._members_of_list(list_path) for list_path in list_paths]
-        has_equal_lists = len({len(repeat_modules) for repeat_modules in member_lists}) == 1
+        modules_by_list = [self._members_of_list(list_path) for list_path in list_paths]
+        has_equal_lists = len({len(repeat_modules) for repeat_modules in modules_by_list}) == 1
         for i in indices:
             repeat_modules = tuple(
-                modules[i] for modules in member_lists[: None if has_equal_lists else 1] if i < len(modules)
+                modules[i] for modules in modules_by_list[: None if has_equal_lists else 1] if i < len(modules)
             )
             if repeat_modules:
                 yield f"{module_path}.{i}", repeat_modules
@@ -268,7 +268,7 @@ class _ModuleSearch:
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
         for name_alternative in name_alternatives.split(" | ") if name_alternatives else ():
-            module_names, _, share_text = name_alternative.partition("/")
+            module_names, _, divisor_text = name_alternative.partition("/")
             modules: list[str] = []
             subtracted_names: list[str] = []
             for module_name in module_names.replace(" - ", " + -").split(" + "):
@@ -277,7 +277,7 @@ class _ModuleSearch:
                 if not existing_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(subtracted_names), int(share_text or 1))
+                return NodeModules(tuple(modules), tuple(subtracted_names), int(divisor_text or 1))
         return None
 
     def _modules_below(

@@ -212,7 +212,7 @@ def _checks(
 ) -> Iterator[Check]:
     model_tree, witness_name = spec.tree(), f"reference/{device}"
     module_paths = module_names(module)
-    run_parts = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
+    parts_in_forward = frozenset({MTP.name}) if spec.mtp is not None else frozenset()
 
     def compare_with_model(
         quantity_name: str,
@@ -235,9 +235,9 @@ def _checks(
             checks = remove_zero_checks(checks)
         return checks
 
-    built_parts = run_parts | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
-    yield from compare_with_model("parameters", total_params_of, parameters(module), None, built_parts)
-    yield from compare_with_model("buffers", buffer_elements_of, buffers(module), None, built_parts)
+    parts_with_parameters = parts_in_forward | WITHOUT_FLOPS  # vision and audio encoders are built, but not run
+    yield from compare_with_model("parameters", total_params_of, parameters(module), None, parts_with_parameters)
+    yield from compare_with_model("buffers", buffer_elements_of, buffers(module), None, parts_with_parameters)
     skip_modules(module, repeats)
 
     has_values = device != "meta"
@@ -255,14 +255,14 @@ def _checks(
     forward_flops, training_flops = count_flops(module, run_model, includes_backward=True)
     workload = Workload(batch=batch, seq=seq, phase="forward")
     yield from compare_with_model(
-        "forward_flops", forward_flops_of, copy_to_repeats(forward_flops, repeats), workload, run_parts
+        "forward_flops", forward_flops_of, copy_to_repeats(forward_flops, repeats), workload, parts_in_forward
     )
     yield from compare_with_model(
         "train_flops",
         step_flops_of,
         copy_to_repeats(training_flops, repeats),
         workload.with_(phase="training"),
-        run_parts,
+        parts_in_forward,
     )
     if spec.one_pass_model_name:
         return

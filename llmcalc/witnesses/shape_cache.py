@@ -97,8 +97,8 @@ def _only_creates_tensors(function: Any) -> bool:
     return (
         not op_schema.is_mutable
         and all(
-            return_types.alias_info is None and str(return_types.type) in ("Tensor", "Optional[Tensor]")
-            for return_types in op_schema.returns
+            returned_value.alias_info is None and str(returned_value.type) in ("Tensor", "Optional[Tensor]")
+            for returned_value in op_schema.returns
         )
         and any("Tensor" in str(argument.type) for argument in op_schema.arguments)
         and not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
@@ -127,9 +127,7 @@ def _result_description(call_result: Any) -> Any:
 
 def _new_tensors(result_description: Any) -> Any:
     if isinstance(result_description, list):
-        return tuple(
-            None if nested_element is None else _new_tensors(nested_element) for nested_element in result_description
-        )
+        return tuple(None if element is None else _new_tensors(element) for element in result_description)
     shape, strides, dtype = result_description
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
@@ -151,10 +149,8 @@ def shape_cache_key(operation_input: Any) -> Hashable | None:
     if isinstance(operation_input, tuple | list):
         element_keys = tuple(
             [
-                (type(nested_element), nested_element)
-                if type(nested_element) in _PLAIN
-                else shape_cache_key(nested_element)
-                for nested_element in operation_input
+                (type(element), element) if type(element) in _PLAIN else shape_cache_key(element)
+                for element in operation_input
             ]
         )
         return None if None in element_keys else element_keys

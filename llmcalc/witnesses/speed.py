@@ -23,17 +23,17 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
     import torch
 
     device = next(module.parameters()).device
-    cuda = device.type == "cuda"
+    is_cuda = device.type == "cuda"
 
     def seconds_when_finished() -> float:
-        if cuda:
+        if is_cuda:
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
     with torch.no_grad():
         for _ in range(WARM_UP):
             forward()
-        if cuda:
+        if is_cuda:
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(RUNS):
@@ -45,7 +45,7 @@ def measure_forward(module: nn.Module, forward: Callable[[], Any], flops: int, t
         "date": date.today().isoformat(), "torch": torch.__version__, "device": _device_name(device), "tokens": tokens,
         "forward_flops": flops, "forward_seconds": median_seconds, "flops_per_second": flops / median_seconds,
     }  # fmt: skip
-    if cuda:
+    if is_cuda:
         measurements |= {
             "cuda": torch.version.cuda,
             "driver": driver_version(),

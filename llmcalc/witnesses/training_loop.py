@@ -291,7 +291,7 @@ class InferencePasses:
     def _run_pass(self, tokens: int, past_tokens: int, last_only: bool) -> None:
         """Runs one inference pass, and frees token ids and logits at the end."""
         inference_config = self.inference
-        ids, source_input = token_ids(self.spec, inference_config.batch, tokens, self.device), None
+        input_ids, source_input = token_ids(self.spec, inference_config.batch, tokens, self.device), None
         if not past_tokens:
             input_tokens = (
                 inference_config.seq if inference_config.source_tokens is None else inference_config.source_tokens
@@ -301,7 +301,7 @@ class InferencePasses:
             )
         with torch.no_grad(), kernel_variants.kernel_context(inference_config.kernel_choices):
             self.module(
-                ids,
+                input_ids,
                 source_input,
                 store=self.store,
                 past=past_tokens,

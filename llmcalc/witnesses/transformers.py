@@ -198,7 +198,7 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, additions_of_nodes = (
+        cost, excess_of_node = (
             cost_in_class(model_type, quantity_name, cost, spec),
             class_count_excess(model_type, quantity_name, spec),
         )
@@ -206,7 +206,7 @@ def _checks(
             compare_modules(
                 model_tree,
                 quantity_name,
-                lambda node_position: node_position.cost_per_repeat(cost) + additions_of_nodes(node_position.path),
+                lambda node_position: node_position.cost_per_repeat(cost) + excess_of_node(node_position.path),
                 modules,
                 measured_counts,
                 witness_name,
@@ -298,9 +298,9 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
     import torch
 
     token_ids, class_name = _token_ids(model, batch, seq), type(model).__name__
-    ids = add_channel_axis(model, token_ids)
+    input_ids = add_channel_axis(model, token_ids)
     inputs: dict[str, Any] = {
-        "input_ids": ids[:, None] if class_name.endswith("ForMultipleChoice") else ids
+        "input_ids": input_ids[:, None] if class_name.endswith("ForMultipleChoice") else input_ids
     }  # of one choice
     if spec.encoder is not None and spec.encoder.stem is not None:
         encoder_stem = spec.encoder.stem
@@ -310,9 +310,9 @@ def class_inputs(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dic
             )
         }
     if spec.kind == "encoder-decoder":
-        inputs |= {"decoder_input_ids": ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
+        inputs |= {"decoder_input_ids": input_ids, **({"input_ids": token_ids} if "input_ids" in inputs else {})}
     elif denoises_after_prompt(model):
-        inputs = {"decoder_input_ids": ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
+        inputs = {"decoder_input_ids": input_ids, "past_key_values": _cache_of_no_tokens(spec, model, batch)}
     return inputs | required_inputs(model, batch, seq)
 
 

@@ -29,9 +29,9 @@ def witness_of(model_type: str) -> str:
 
     It is the model type itself, or for a family without a class its `class_model_type`.
     """
-    usual_type = usual_name(model_type)
-    similar_family = family_of(usual_type).class_model_type if usual_type in model_types() else None
-    return similar_family or usual_type
+    canonical_type = usual_name(model_type)
+    similar_family = family_of(canonical_type).class_model_type if canonical_type in model_types() else None
+    return similar_family or canonical_type
 
 
 def family_of_class(model_type: str) -> Family | None:

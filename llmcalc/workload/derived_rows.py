@@ -264,9 +264,9 @@ class RowsInChunks(Rows):
             return times(
                 ceil_div(row_count, self.chunk_rows), self._rows_after_convolutions(minimum(row_count, self.chunk_rows))
             )
-        whole_chunks = floor_div(row_count, self.chunk_rows)
-        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(whole_chunks, self.chunk_rows))
-        return add(times(whole_chunks, self._rows_after_convolutions(self.chunk_rows)), rows_of_last_chunk)
+        chunk_count = floor_div(row_count, self.chunk_rows)
+        rows_of_last_chunk = self._rows_after_convolutions(row_count - times(chunk_count, self.chunk_rows))
+        return add(times(chunk_count, self._rows_after_convolutions(self.chunk_rows)), rows_of_last_chunk)
 
     def _rows_after_convolutions(self, row_count: Number) -> Number:
         for stride in self.strides:

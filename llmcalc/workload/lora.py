@@ -61,8 +61,8 @@ def stored_tensors(frozen_base: Base, row_count: Number, column_count: Number) -
     code_tensors = {"": (ceil_div(row_count * column_count, 2), 1), ".quant_map": (TABLE, 4)}
     if frozen_base == "nf4":
         return code_tensors | {".absmax": (block_count, 4)}
-    nested_scales = ceil_div(block_count, SECOND_BLOCK)
-    scales_of_scales = {".nested_absmax": (nested_scales, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
+    nested_scale_count = ceil_div(block_count, SECOND_BLOCK)
+    scales_of_scales = {".nested_absmax": (nested_scale_count, 4), ".nested_quant_map": (SECOND_TABLE, 4)}
     return code_tensors | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
 
 

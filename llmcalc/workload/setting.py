@@ -237,9 +237,9 @@ def check_phase(settings: Any, phase: str) -> None:
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )
-        needed_setting = declaration.setting.needs
-        if needed_setting and getattr(settings, needed_setting) is None:
+        required_setting = declaration.setting.needs
+        if required_setting and getattr(settings, required_setting) is None:
             raise InputError(
-                f"{declaration.option}: it means nothing without {option(needed_setting)}; expected "
-                f"{option(needed_setting)} too"
+                f"{declaration.option}: it means nothing without {option(required_setting)}; expected "
+                f"{option(required_setting)} too"
             )

@@ -54,7 +54,7 @@ def validate_texts(option_name: str, option_value: Any, example: str) -> tuple[s
     if option_value is None or isinstance(option_value, str):
         return () if option_value is None else (option_value,)
     texts = tuple(option_value) if isinstance(option_value, Iterable) else (option_value,)
-    return tuple(validate_text(option_name, text, example) for text in texts)
+    return tuple(validate_text(option_name, item_text, example) for item_text in texts)
 
 
 def number_text(option_name: str, option_value: Any) -> str:
@@ -75,13 +75,13 @@ def validate_choice(option_name: str, option_value: Any, literal_type: Any) -> A
     Raises `InputError`, naming the option, for any other value.
     """
     accepted_words: Sequence[str] = get_args(literal_type)
-    usual_word = option_value
+    canonical_word = option_value
     if isinstance(option_value, str):
         words_by_spelling = {accepted_word.lower(): accepted_word for accepted_word in accepted_words}
-        lower_word = SPELLED.get(option_value.lower(), option_value.lower())
-        usual_word = words_by_spelling.get(lower_word, option_value)
-    if usual_word not in accepted_words:
+        lowercase_word = SPELLED.get(option_value.lower(), option_value.lower())
+        canonical_word = words_by_spelling.get(lowercase_word, option_value)
+    if canonical_word not in accepted_words:
         suggestion = suggest(option_value, list(accepted_words)) if isinstance(option_value, str) else ""
         expected_text = f"expected one of {', '.join(accepted_words)}.{suggestion}".rstrip(".")
         raise InputError(f"{option_name}: {shown(option_value)} is not known; {expected_text}")
-    return usual_word
+    return canonical_word

@@ -32,8 +32,8 @@ class RowsWithPast(Rows):
         past_row_count = self.source_rows.past_rows(workload)
         if self.pool is not None and workload.phase == "decode":
             row_count = past_row_count + self.source_rows.new_rows(workload)
-            pooled_rows = floor_div(row_count, self.pool) * self.pool
-            return minimum(pooled_rows, self.selected) + row_count - pooled_rows
+            poolable_rows = floor_div(row_count, self.pool) * self.pool
+            return minimum(poolable_rows, self.selected) + row_count - poolable_rows
         most_past_rows = self.selected if self.selected is not None and workload.phase == "decode" else self.window
         if most_past_rows is not None and not is_zero(past_row_count):
             past_row_count = minimum(past_row_count, most_past_rows - 1)

@@ -61,11 +61,11 @@ class CoveringTiles(ImageRule):
         ]
         if tile_counts:
             return min(tile_counts)
-        most_covered = max(share_by_grid.values())
+        largest_covered_share = max(share_by_grid.values())
         return min(
             tile_columns * tile_rows
             for (tile_columns, tile_rows), covered_share in share_by_grid.items()
-            if covered_share == most_covered
+            if covered_share == largest_covered_share
         )
 
     def encode(self, height: int, width: int, patch_size: int) -> EncodedInput:

@@ -47,9 +47,9 @@ class ImageSlices(ImageRule):
                 _nearest_multiple(pixels, slice_count) / slice_count
                 for pixels, slice_count in ((height, slices_down), (width, slices_across))
             )
-            whole_image = self._scaled_sides(height, width, token_size, False)
+            overview_sides = self._scaled_sides(height, width, token_size, False)
             sides_of_parts = [
-                whole_image,
+                overview_sides,
                 *[self._scaled_sides(slice_height, slice_width, token_size, True)] * total_slices,
             ]
         patches = max(part_height * part_width for part_height, part_width in sides_of_parts) // patch_size**2

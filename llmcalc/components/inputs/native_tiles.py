@@ -39,7 +39,7 @@ class NativeTiles(ImageTiles):
         token_size = self.merge * patch_size
         rounded_sides = [round(pixel_length / token_size) * token_size for pixel_length in (height, width)]
         fewest_pixels, most_pixels = (token_count * token_size**2 for token_count in (self.min_tokens, self.tokens))
-        is_large = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
+        needs_tiles = prod(max(patch_size, side_pixels) for side_pixels in rounded_sides) > LARGE * most_pixels
         image_sides = [max(token_size, side_pixels) for side_pixels in rounded_sides]
         if prod(image_sides) > most_pixels:
             shrink_factor = sqrt(height * width / most_pixels)
@@ -47,10 +47,10 @@ class NativeTiles(ImageTiles):
                 max(token_size, floor(side / shrink_factor / token_size) * token_size) for side in (height, width)
             ]
         elif prod(image_sides) < fewest_pixels:
-            enlargement = sqrt(fewest_pixels / (height * width))
-            image_sides = [ceil(side * enlargement / token_size) * token_size for side in (height, width)]
+            upscale_factor = sqrt(fewest_pixels / (height * width))
+            image_sides = [ceil(side * upscale_factor / token_size) * token_size for side in (height, width)]
         patches, patches_of_tile = prod(image_sides) // patch_size**2, (self.size // patch_size) ** 2
-        tile_count = prod(self.tile_grid(height, width)) if is_large else 0
+        tile_count = prod(self.tile_grid(height, width)) if needs_tiles else 0
         tokens_of_tiles = tile_count * ceil(self.size // patch_size / self.merge) ** 2
         tile_marks = (tile_count + 1) * self.tile_marks if tile_count else 0
         return EncodedInput(

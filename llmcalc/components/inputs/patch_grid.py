@@ -39,8 +39,8 @@ class PatchGrid(ImageRule):
         shrink_factor = min(sqrt(self.max_patches / (patch_rows * patch_columns)), 1.0)
         patch_rows, patch_columns = floor(shrink_factor * patch_rows), floor(shrink_factor * patch_columns)
         if patch_rows * patch_columns < self.min_patches:
-            enlargement = sqrt(self.min_patches / (patch_rows * patch_columns))
-            patch_rows, patch_columns = ceil(enlargement * patch_rows), ceil(enlargement * patch_columns)
+            upscale_factor = sqrt(self.min_patches / (patch_rows * patch_columns))
+            patch_rows, patch_columns = ceil(upscale_factor * patch_rows), ceil(upscale_factor * patch_columns)
         patch_rows = self._rounded_patch_count(patch_rows, patch_columns)
         patch_columns = self._rounded_patch_count(patch_columns, patch_rows)
         return EncodedInput(1, patch_rows, patch_columns, patch_rows * patch_columns // self.merge**2 + self.marks)

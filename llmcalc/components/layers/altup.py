@@ -136,11 +136,11 @@ class AltUpLayer(WholeLayer):
         )
         recorder.hold(corrected=corrected_streams, first=first_stream)
         other_streams = recorder.take(corrected_streams, Axis("streams", self.altup_num_inputs - 1), hidden)
-        with_embedding = recorder.add(
+        updated_streams = recorder.add(
             other_streams, recorder.part("per_layer_input", self.per_layer_input, first_stream, norm=self.norm)
         )
-        recorder.hold(fed=with_embedding)
-        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), with_embedding, axes=x.axes)
+        recorder.hold(fed=updated_streams)
+        return recorder.cat(recorder.take(corrected_streams, Axis("streams", 1), hidden), updated_streams, axes=x.axes)
 
     def _sublayer_output(self, recorder: Flow, sublayer: str, component: Component, x: Value) -> Value:
         """Returns the normalized output of a sublayer."""

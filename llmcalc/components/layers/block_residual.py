@@ -52,13 +52,11 @@ def record_mix(
     query_axes = () if queries == 1 else (query_axis,)
     with recorder.scope(mix_name, kind="residual", source=SOURCE):
         earlier_sums = recorder.copies(x, Axis("sources", block_count))  # as large as those of other layers
-        earlier_and_running_sums = recorder.cat(
-            earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden)
-        )
-        recorder.hold(values=earlier_and_running_sums)
-        keys = recorder.norm("norm", earlier_and_running_sums, norm, (hidden,))
-        earlier_and_running_sums = keys if normed_values else earlier_and_running_sums
-        recorder.hold(keys=keys, values=earlier_and_running_sums)
+        block_sums = recorder.cat(earlier_sums, x.view(Axis("sources", 1), hidden), axes=(source_axis, hidden))
+        recorder.hold(values=block_sums)
+        keys = recorder.norm("norm", block_sums, norm, (hidden,))
+        block_sums = keys if normed_values else block_sums
+        recorder.hold(keys=keys, values=block_sums)
         query = recorder.vector("proj", *query_axes, hidden)
         score_op = ops.Product(source_axis.size, hidden.size, queries, x.rows)
         scores = recorder.core("scores", score_op, keys, query, axes=(*query_axes, source_axis))
@@ -69,7 +67,7 @@ def record_mix(
             "mix",
             mix_op,
             mix_weights.view(query_axis, source_axis),
-            earlier_and_running_sums,
+            block_sums,
             axes=(query_axis, hidden),
         )
         return (

@@ -81,9 +81,9 @@ class BottleneckLayer(WholeLayer):
         raise UnscalableError("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        narrow_axis = Axis("bottleneck", self.bottleneck_size)
-        narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, narrow_axis)
-        attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, narrow_axis)
+        bottleneck_axis = Axis("bottleneck", self.bottleneck_size)
+        narrow_states = self._project_to_bottleneck(recorder, "bottleneck", x, bottleneck_axis)
+        attention_input = self._project_to_bottleneck(recorder, "attention_bottleneck", x, bottleneck_axis)
         recorder.hold(x=x, y=narrow_states, read=attention_input)
         attn_output = recorder.part("self_attn", self.attention, attention_input, value_input=x)
         narrow_states = self._add_and_normalize(
@@ -100,10 +100,10 @@ class BottleneckLayer(WholeLayer):
         layer_output = recorder.dropout(layer_output, "feed_forward", ends_sublayer=True)
         return recorder.part("output_bottleneck_norm", self.norm, recorder.add(x, layer_output))
 
-    def _project_to_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, narrow_axis: Axis) -> Value:
+    def _project_to_bottleneck(self, recorder: Flow, bottleneck_name: str, x: Value, bottleneck_axis: Axis) -> Value:
         """Returns the linear projection of x into the bottleneck's width."""
         return recorder.part(
-            f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, narrow_axis, bias=True)
+            f"{bottleneck_name}_norm", self.norm, recorder.linear(bottleneck_name, x, bottleneck_axis, bias=True)
         )
 
     def _add_and_normalize(self, recorder: Flow, sublayer: str, x: Value, sublayer_output: Value) -> Value:
@@ -157,12 +157,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: BottleneckLayer, model_properties: ModelProperties) -> None:
             super().__init__()
-            wide_width, narrow_width = model_properties.hidden_size, spec.bottleneck_size
-            inner_context = ModelProperties(narrow_width, model_properties.causal)
+            wide_width, bottleneck_width = model_properties.hidden_size, spec.bottleneck_size
+            inner_context = ModelProperties(bottleneck_width, model_properties.causal)
             self._add_bottleneck_input("bottleneck", spec.norm, wide_width, inner_context)
             self._add_bottleneck_input("attention_bottleneck", spec.norm, wide_width, inner_context)
             self.self_attn = spec.attention.reference(
-                ModelProperties(narrow_width, model_properties.causal, value_size=wide_width)
+                ModelProperties(bottleneck_width, model_properties.causal, value_size=wide_width)
             )
             self.self_attn_post_norm = spec.norm.reference(inner_context)
             inner_network = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
@@ -171,7 +171,7 @@ def _reference_class() -> type[nn.Module]:
             )
             self.mlp = spec.feed_forward.reference(inner_context)
             self.mlp_post_norm = spec.norm.reference(inner_context)
-            self.output_bottleneck = nn.Linear(narrow_width, wide_width)
+            self.output_bottleneck = nn.Linear(bottleneck_width, wide_width)
             self.output_bottleneck_norm = spec.norm.reference(model_properties)
 
         def _add_bottleneck_input(

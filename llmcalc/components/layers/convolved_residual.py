@@ -52,7 +52,7 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        kernel, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
+        kernel_size, attention, network = self.conv_kernel_size, self.attention, self.feed_forward
         query_input, *kv_inputs = self._sublayer_inputs(
             recorder, "self_attn", x, self.attention_blocks, 3 if self.separate_inputs else 1
         )
@@ -64,12 +64,12 @@ class ConvolvedResidualLayer(BlockResidualLayer):
         attn_output = recorder.part(
             "self_attn", attention, recorder.part("self_attn_pre_norm", self.norm, query_input), **extra_inputs
         )
-        attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel)
+        attn_output = add_convolution(recorder, "self_attn_conv", attn_output, kernel_size)
         x = attn_output if self.starts_block else recorder.add(x, attn_output)
         recorder.hold(x=x)
         (network_input,) = self._sublayer_inputs(recorder, "mlp", x, self.feed_forward_blocks, 1)
         network_output = self._record_sublayer(recorder, "mlp", network, network_input)
-        x = recorder.add(x, add_convolution(recorder, "mlp_conv", network_output, kernel))
+        x = recorder.add(x, add_convolution(recorder, "mlp_conv", network_output, kernel_size))
         recorder.hold(x=x)
         return x
 

@@ -231,17 +231,17 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 self._split_heads(head_vectors)
                 for head_vectors in (self.q_proj(x), self.k_proj(key_source), self.v_proj(key_source))
             )
-            queries, keys, is_halved = x.shape[1], key_source.shape[1], kv_source is not None
-            largest_distance = 2 * queries if is_halved else queries  # in steps
+            queries, keys, halves_queries = x.shape[1], key_source.shape[1], kv_source is not None
+            largest_distance = 2 * queries if halves_queries else queries  # in steps
             distances = torch.arange(
-                largest_distance, largest_distance - 2 * queries - (keys if is_halved else 0), -1, device=x.device
+                largest_distance, largest_distance - 2 * queries - (keys if halves_queries else 0), -1, device=x.device
             )
             angles = rotary_angles(distances * key_stride, self.hidden, 10000.0)
             sinusoids = torch.cat([angles.sin(), angles.cos()], -1)[:, : self.hidden].to(x.dtype)
             distance_keys = self.r_proj(sinusoids).unflatten(-1, (self.heads, -1))
             biases = (getattr(self, f"{name}_bias").weight[:, None] for name in ("content", "position", "segment"))
             content_q, position_q, segment_q = (q + bias for bias in biases)
-            stride = 2 if is_halved else 1
+            stride = 2 if halves_queries else 1
             distance_index = largest_distance - stride * torch.arange(queries, device=x.device)[:, None]
             distance_index = (distance_index + torch.arange(keys, device=x.device)).expand(*q.shape[:3], -1)
             distance_scores = self.distances(position_q, distance_keys).gather(-1, distance_index)

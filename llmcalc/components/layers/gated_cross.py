@@ -102,9 +102,9 @@ class GatedCrossLayer(PreNormLayer):
         attention = Attention(num_attention_heads=4, num_key_value_heads=2, qk_norm=QKNorm(norm=rms))
         network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         layer = cls(attention=attention, feed_forward=network, norm=rms)
-        wide_source = layer.model_copy(update={"source_size": 24})
+        wide_source_layer = layer.model_copy(update={"source_size": 24})
         other_norm = layer.model_copy(update={"feed_forward_norm": Norm(type="layernorm")})
-        return [layer, wide_source, other_norm, wide_source.model_copy(update={"gate_per_feature": True})]
+        return [layer, wide_source_layer, other_norm, wide_source_layer.model_copy(update={"gate_per_feature": True})]
 
 
 class GatedCrossTextLayer(GatedCrossLayer):

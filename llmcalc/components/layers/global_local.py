@@ -233,15 +233,15 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, is_text_token: Tensor) -> Tensor:
             score_scale, global_count = q.shape[-1] ** -0.5, self.count
-            always_visible = is_text_token.new_ones(global_count)
+            global_visibility = is_text_token.new_ones(global_count)
             scores = q[:, :, :global_count] @ k.transpose(-1, -2) * score_scale
-            scores = scores.masked_fill(~torch.cat([always_visible, is_text_token]), float("-inf"))
+            scores = scores.masked_fill(~torch.cat([global_visibility, is_text_token]), float("-inf"))
             global_output = self._softmax_weights(scores) @ v
             blocked_qkv = [x[:, :, global_count:].unflatten(2, (-1, self.block)) for x in (q, k, v)]
             global_scores = blocked_qkv[0] @ k[:, :, None, :global_count].transpose(-1, -2)
             block_scores = blocked_qkv[0] @ blocked_qkv[1].transpose(-1, -2)
             block_mask = is_text_token.unflatten(0, (-1, self.block))
-            mask = torch.cat([always_visible.expand(len(block_mask), -1), block_mask], -1)[:, None]
+            mask = torch.cat([global_visibility.expand(len(block_mask), -1), block_mask], -1)[:, None]
             scores = torch.cat([global_scores, block_scores], -1) * score_scale
             attn_weights = self._softmax_weights(scores.masked_fill(~mask, float("-inf")))
             text_output = (

@@ -33,10 +33,10 @@ class InitialStatesLayer(PreNormLayer):
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
         initial_x: Value = recorder.memo.get("embedded", x)  # x itself where the layer is recorded alone
         one_channel = (Axis("one", 1),)
-        x_share, initial_share = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
+        x_scale, initial_scale = recorder.split(recorder.vector("lambdas", Axis("mixed", 2)), one_channel, one_channel)
         recorder.hold(x=x)
         mixed_states = recorder.add(
-            recorder.mul(x, x_share, axes=x.axes), recorder.mul(initial_x, initial_share, axes=x.axes)
+            recorder.mul(x, x_scale, axes=x.axes), recorder.mul(initial_x, initial_scale, axes=x.axes)
         )
         sublayer_output = self._record_sublayer(recorder, "self_attn", self.attention, mixed_states)
         x = recorder.add(x, recorder.dropout(sublayer_output, "attention_output", ends_sublayer=True))

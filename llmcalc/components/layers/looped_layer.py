@@ -155,13 +155,13 @@ class LoopedLayer(PreNormLayer):
         return self
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:
-        is_second = layer_sharing is not None and not layer_sharing.is_first
-        sublayer_role: Role = "shared" if is_second else "own"
+        is_second_loop = layer_sharing is not None and not layer_sharing.is_first
+        sublayer_role: Role = "shared" if is_second_loop else "own"
         assert isinstance(self.attention, LoopedAttention)
         assert isinstance(self.feed_forward, FeedForward)
         recorder.hold(x=x)
         residual_branch = recorder.part("self_attn_pre_norm", self.norm, x, role=sublayer_role)
-        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second)
+        residual_branch = recorder.part("self_attn", self.attention, residual_branch, is_second=is_second_loop)
         x = recorder.add(x, recorder.dropout(residual_branch, "attention_output"))
         recorder.hold(x=x)
         residual_branch = recorder.part("mlp_pre_norm", self.norm, x, role=sublayer_role)

@@ -475,13 +475,13 @@ class Attention(TokenMixer):
                 Value(x.rows, (heads, head_dim), is_constant=True),
                 Value(x.rows, (heads, value_axis), is_constant=True),
             )
-            shareable = (
+            shareable_values = (
                 lower_layer
                 for lower_layer in reversed(computed_keys_and_values)
                 if self._can_share_with(lower_layer[0])
             )
             _, keys, values = next(
-                shareable, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
+                shareable_values, computed_keys_and_values[-1] if computed_keys_and_values else empty_keys_and_values
             )  # nothing: the layer is recorded alone
             return keys.view(*recorder.part_on_rank((heads, head_dim))), values.view(
                 *recorder.part_on_rank((heads, value_axis))

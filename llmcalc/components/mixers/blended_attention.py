@@ -118,9 +118,9 @@ def _reference_class() -> type[nn.Module]:
         ) -> Tensor:
             """Returns the weighted sums over two tokens. x: [batch, kv_heads, tokens, d] → same shape."""
             stored_row = state_module.load(pass_state)
-            first_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
+            previous_row = torch.zeros_like(x[:, :, :1]) if stored_row is None else stored_row[0][:, :, None]
             state_module.keep(pass_state, x[:, :, -1])
-            previous_tokens = torch.cat([first_row, x[:, :, :-1]], 2)
+            previous_tokens = torch.cat([previous_row, x[:, :, :-1]], 2)
             return previous_tokens * weights[0, :, None, None] + x * weights[1, :, None, None]
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:

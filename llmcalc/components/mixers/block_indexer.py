@@ -170,8 +170,8 @@ def _reference_class() -> type[nn.Module]:
             )
             (k,) = self.cache(pass_state, self._rotate(self.k_norm(self.k_proj(x)), pass_state))
             positions = pass_state.positions(pass_state.past_tokens, end_position, x.device)
-            keys = pass_state.positions(0, end_position, x.device)
-            scores = self.core(q, k).float().masked_fill(keys[None] > positions[:, None], float("-inf"))
+            key_positions = pass_state.positions(0, end_position, x.device)
+            scores = self.core(q, k).float().masked_fill(key_positions[None] > positions[:, None], float("-inf"))
             block_count = -(-end_position // spec.index_block_size)
             scores = nn.functional.pad(
                 scores, (0, block_count * spec.index_block_size - end_position), value=float("-inf")
@@ -186,7 +186,7 @@ def _reference_class() -> type[nn.Module]:
             block_ranks = block_scores.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
             return (block_ranks < spec.index_topk_blocks).repeat_interleave(spec.index_block_size, -1)[
                 ..., :end_position
-            ] & (keys[None] <= positions[:, None])
+            ] & (key_positions[None] <= positions[:, None])
 
         def selected_keys_and_values(
             self, x: Tensor, k: Tensor, v: Tensor, pass_state: PassState

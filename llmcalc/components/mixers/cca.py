@@ -179,13 +179,13 @@ class CompressedConvAttention(WindowedMixer):
             projected_v = recorder.linear(
                 "v_proj_before", x, half_width, bias=has_bias, counted_rows=RowsWithZeroStart(source_rows=x.rows)
             )
-            first_row = recorder.resumed(
+            previous_row = recorder.resumed(
                 recorder.apply_again(recorder.zeros(x, state_name="value_state"), projected_v, has_bias),
                 state_name="value_state",
             )
-            recorder.hold(made=projected_v, first=first_row)
+            recorder.hold(made=projected_v, first=previous_row)
             recorder.state("value_state", half_width, last_values=(projected_v,))
-            delayed_values = recorder.delayed(projected_v, first_row)
+            delayed_values = recorder.delayed(projected_v, previous_row)
             recorder.hold(late=delayed_values)
             return recorder.cat(
                 recorder.linear("v_proj", x, half_width, bias=has_bias), delayed_values, axes=(kv_heads, head_dim)
@@ -270,11 +270,11 @@ def _reference_class() -> type[nn.Module]:
         def _mix_values(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
             stored_rows, projected_v = self.value_state.load(pass_state), self.v_proj_before(x)
-            first_row = (
+            previous_row = (
                 self.v_proj_before(torch.zeros_like(x[:, :1])) if stored_rows is None else stored_rows[0][:, None]
             )
             self.value_state.keep(pass_state, projected_v[:, -1])
-            delayed_values = torch.cat([first_row, projected_v[:, :-1]], 1)
+            delayed_values = torch.cat([previous_row, projected_v[:, :-1]], 1)
             return torch.cat([self.v_proj(x), delayed_values], -1).unflatten(-1, (-1, self.spec.head_dim))
 
         def _scale_and_rotate(self, x: Tensor, pass_state: PassState) -> Tensor:

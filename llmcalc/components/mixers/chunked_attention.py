@@ -86,8 +86,8 @@ class ChunkedAttention(MultiHeadMixer):
         return recorder.linear("o_proj", attn_output, *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        hashes = "" if self.num_hashes is None else f", {self.num_hashes} hashes"
-        return f"MHA {self.num_attention_heads} × {self.head_dim}, chunks of {self.chunk_length}{hashes}"
+        hashes_text = "" if self.num_hashes is None else f", {self.num_hashes} hashes"
+        return f"MHA {self.num_attention_heads} × {self.head_dim}, chunks of {self.chunk_length}{hashes_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -66,9 +66,9 @@ class CompressedAttention(EntryAttention):
         recorder.hold(seen=mask)
         if self.indexer is None:
             return mask, kv_entries
-        selection = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
-        recorder.hold(chosen=selection)
-        return recorder.among(mask, selection, kv_entries)
+        selected_entries = self._selected_entries(recorder, self.indexer, x, compressed_query, mask, rope)
+        recorder.hold(chosen=selected_entries)
+        return recorder.among(mask, selected_entries, kv_entries)
 
     def _selected_entries(
         self, recorder: Flow, indexer: EntryIndexer, x: Value, compressed_query: Value, mask: Value, rope: Rope
@@ -299,8 +299,8 @@ def _reference_class() -> type[nn.Module]:
                 return kv_entries, allowed_entries
             selected_entries = self.indexer(x, compressed_query, allowed_entries, pass_state)
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, selected_index), allowed_entries[:, : selected_entries.shape[-1]]
+                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, gather_index), allowed_entries[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(allowed_entries).expand(x.shape[0], -1, -1)
             selected_mask = selected_mask.scatter(-1, selected_entries, True)
             return kv_entries, (allowed_entries & selected_mask)[:, None]

@@ -67,10 +67,10 @@ class ContextAttention(TwoKeySetsMixer):
             self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=bias), head_dim),
             self.position,
         )
-        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
+        block_and_target_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=bias, counted_rows=block_and_target_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=joint_rows)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=bias, counted_rows=block_and_target_rows)
         context_keys = recorder.apply_again(target_states, keys, bias)
         if self.norm is not None:
             context_keys = recorder.normalized(context_keys, self.norm, (head_dim,), weight_owner=normed_keys)
@@ -85,9 +85,9 @@ class ContextAttention(TwoKeySetsMixer):
         context_core = ops.AttentionCore(*core_sizes, causal=False, window=self.sliding_window, rows=x.rows)
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(source_rows=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_values, axes=(heads, head_dim))
-        own_keys = recorder.rope(normed_keys, self.position)
+        block_keys = recorder.rope(normed_keys, self.position)
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, own_keys, values, axes=(heads, head_dim))
+            attn_output, recorder.core("block_core", block_core, q, block_keys, values, axes=(heads, head_dim))
         )
         if self.sinks:
             recorder.vector("sinks", heads)

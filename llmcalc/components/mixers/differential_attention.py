@@ -101,10 +101,10 @@ class DifferentialAttention(WindowedMixer):
         q = self._rotate(recorder, recorder.linear("q_proj", x, heads, head_dim, bias=has_bias))
         k, v = self._keys_and_values(recorder, x, kv_heads, head_dim)
         recorder.mask(q, k, causal=True, window=self.sliding_window)
-        half_of_values = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
+        half_value_axes = Axis("half_kv_heads", exact_div(kv_heads.size, 2)), head_dim
         head_halves = (
             recorder.repeat(half_heads, kv_heads, tiled=True)
-            for half_heads in recorder.split(v, half_of_values, half_of_values)
+            for half_heads in recorder.split(v, half_value_axes, half_value_axes)
         )
         first_values, second_values = (recorder.repeat(half_heads, heads) for half_heads in head_halves)
         recorder.hold(q=q, k=k, v=v, first=first_values, second=second_values)

@@ -113,8 +113,8 @@ class GatedDeltaNet(TokenMixer):
         return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        heads = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
-        return f"gated DeltaNet {heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        heads_text = f"{self.linear_num_key_heads}/{self.linear_num_value_heads}"
+        return f"gated DeltaNet {heads_text} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

@@ -49,8 +49,8 @@ class GatedLinearAttention(LinearAttentionMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        plain, grouped = super().examples()
-        return [plain, grouped.model_copy(update={"decay_rank": 3, "decay_divisor": 8.0})]
+        ungrouped_example, grouped_example = super().examples()
+        return [ungrouped_example, grouped_example.model_copy(update={"decay_rank": 3, "decay_divisor": 8.0})]
 
 
 @cache

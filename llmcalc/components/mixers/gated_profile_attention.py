@@ -172,11 +172,11 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GatedProfileAttention, model_properties: ModelProperties) -> None:
             super().__init__(spec, model_properties)
-            heads, head_dim, kernel = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
+            heads, head_dim, kernel_size = spec.num_attention_heads, spec.head_dim, spec.conv_kernel_size
             kv_heads, hidden_size = spec.num_key_value_heads, model_properties.hidden_size
             if spec.dynamic_convolutions:
                 self.k_conv, self.v_conv = (
-                    TokenConvolution(hidden_size, kv_heads, kv_heads * head_dim, kernel) for _ in "kv"
+                    TokenConvolution(hidden_size, kv_heads, kv_heads * head_dim, kernel_size) for _ in "kv"
                 )
             self.gate_proj = nn.Linear(hidden_size, heads * head_dim, bias=False)
             self.sink_proj = nn.Linear(hidden_size, heads, bias=False)

@@ -70,8 +70,13 @@ class HGRN2(TokenMixer):
         q = recorder.linear("q_proj", x, heads, key_dim)
         forget_logits = recorder.linear("f_proj", x, heads, key_dim)
         scan_input = recorder.linear("i_proj", x, heads, value_dim)
-        retained = self._record_forget_gate(recorder, forget_logits)
-        scan_inputs = recorder.act(q, "silu"), recorder.complement(retained), scan_input, recorder.act(retained, "log")
+        forget_gate = self._record_forget_gate(recorder, forget_logits)
+        scan_inputs = (
+            recorder.act(q, "silu"),
+            recorder.complement(forget_gate),
+            scan_input,
+            recorder.act(forget_gate, "log"),
+        )
         scan_output = record_linear_attention(recorder, scan_inputs, (heads, key_dim, value_dim), self.chunk_size)
         scan_output = recorder.norm("norm", scan_output, Norm(type="rmsnorm", eps=self.norm_eps))
         return recorder.linear("o_proj", scan_output, *x.axes)
@@ -80,11 +85,11 @@ class HGRN2(TokenMixer):
         """Records the share of the state that each channel retains."""
         if not self.lower_bound:
             return recorder.act(forget_logits, "sigmoid")
-        bound = recorder.vector("lower_bound", *forget_logits.axes)
+        lower_bound = recorder.vector("lower_bound", *forget_logits.axes)
         if self.first:
-            return recorder.act(recorder.add(forget_logits, recorder.sub(bound, bound)), "sigmoid")
+            return recorder.act(recorder.add(forget_logits, recorder.sub(lower_bound, lower_bound)), "sigmoid")
         gate = recorder.act(forget_logits, "sigmoid")
-        return recorder.add(recorder.mul(gate, recorder.complement(bound)), bound)
+        return recorder.add(recorder.mul(gate, recorder.complement(lower_bound)), lower_bound)
 
     def describe(self, hidden_size: int) -> str:
         return f"HGRN2 {self.num_attention_heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
@@ -117,7 +122,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.heads, self.is_first = spec.num_attention_heads, spec.first
             key_width, value_width = (
-                spec.num_attention_heads * dim for dim in (spec.linear_key_head_dim, spec.linear_value_head_dim)
+                spec.num_attention_heads * head_dim
+                for head_dim in (spec.linear_key_head_dim, spec.linear_value_head_dim)
             )
             self.q_proj, self.f_proj = (nn.Linear(hidden_size, key_width, bias=False) for _ in range(2))
             self.i_proj = nn.Linear(hidden_size, value_width, bias=False)
@@ -135,17 +141,17 @@ def _reference_class() -> type[nn.Module]:
             gate = forget_logits.float().sigmoid()
             if self.lower_bound is None:
                 return gate
-            bound = self.lower_bound.weight.float()
-            bound = bound - bound if self.is_first else bound
-            return gate * (1 - bound) + bound
+            lower_bound = self.lower_bound.weight.float()
+            lower_bound = lower_bound - lower_bound if self.is_first else lower_bound
+            return gate * (1 - lower_bound) + lower_bound
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, retained, scan_input = F.silu(self.q_proj(x)), self._retained(self.f_proj(x)), self.i_proj(x)
+            q, forget_gate, scan_input = F.silu(self.q_proj(x)), self._retained(self.f_proj(x)), self.i_proj(x)
             scan_output = self.core(
                 self._split_heads(q),
-                self._split_heads(1 - retained),
+                self._split_heads(1 - forget_gate),
                 self._split_heads(scan_input),
-                self._split_heads(retained.log()),
+                self._split_heads(forget_gate.log()),
                 pass_state,
                 self.recurrent_state,
             )

@@ -58,16 +58,16 @@ class JetBlock(TokenMixer):
         return HeadSizes(self.linear_num_value_heads, self.linear_num_value_heads, self.linear_key_head_dim)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        heads, kernel = Axis("heads", self.linear_num_value_heads), Axis("kernel", self.linear_conv_kernel_dim)
+        heads, kernel_axis = Axis("heads", self.linear_num_value_heads), Axis("kernel", self.linear_conv_kernel_dim)
         key_dim, value_dim = Axis("key_dim", self.linear_key_head_dim), Axis("value_dim", self.linear_value_head_dim)
         q = recorder.act(recorder.linear("q_proj", x, heads, key_dim), "silu")
         k = recorder.act(recorder.linear("k_proj", x, heads, key_dim), "silu")
         v = recorder.linear("v_proj", x, heads, value_dim)
         generator_hidden = recorder.act(recorder.linear("w1", x, Axis("generator", self.generator_size)), "silu")
-        filters = recorder.linear("w2", generator_hidden, heads, value_dim, kernel, bias=True)
-        convolution = DynamicConvolution(v.width, 1, kernel.size, x.rows)
+        filters = recorder.linear("w2", generator_hidden, heads, value_dim, kernel_axis, bias=True)
+        convolution = DynamicConvolution(v.width, 1, kernel_axis.size, x.rows)
         v = recorder.act(recorder.core("convolution", convolution, v, filters, axes=(heads, value_dim)), "silu")
-        recorder.state("conv_state", heads, value_dim, kernel, state_kind="conv_state")
+        recorder.state("conv_state", heads, value_dim, kernel_axis, state_kind="conv_state")
         decay_rate = recorder.act(recorder.vector("A_log", heads), "exp")  # the decay rate of each head
         step_size = recorder.add(recorder.linear("a_proj", x, heads), recorder.vector("dt_bias", heads))
         decay = recorder.mul(recorder.act(step_size, "softplus"), decay_rate)
@@ -80,8 +80,8 @@ class JetBlock(TokenMixer):
         return recorder.linear("o_proj", recorder.mul(scan_output, gate), *x.axes)
 
     def describe(self, hidden_size: int) -> str:
-        head_dims = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
-        return f"JetBlock {self.linear_num_value_heads} × {head_dims}"
+        head_dims_text = f"{self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        return f"JetBlock {self.linear_num_value_heads} × {head_dims_text}"
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties.hidden_size)

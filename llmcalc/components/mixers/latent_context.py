@@ -103,11 +103,11 @@ class LatentContextAttention(OptionalWindowMixer):
         weight = Weight("kv_b_proj", (heads, JoinedShapes(((nope_axis,), (value_axis,)))), (latent,))
         q_latent = recorder.absorb("kv_b_proj", q_nope, weight, latent)
         q = recorder.cat(q_latent, recorder.rope(q_rope, self.position), axes=(heads, key_axis))
-        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
-        projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=joint_rows)
+        block_and_target_rows = ConcatenatedRows(first_rows=x.rows, second_rows=target_states.rows)
+        projected_x = recorder.linear("kv_a_proj", x, key_axis, bias=bias, counted_rows=block_and_target_rows)
         latents, k_rope = recorder.split(projected_x, (latent,), (rope_axis,))
         normed_latents = recorder.norm("kv_a_norm", latents, self.norm)
-        own_keys = recorder.cat(normed_latents, recorder.rope(k_rope, self.position), axes=(key_axis,))
+        block_keys = recorder.cat(normed_latents, recorder.rope(k_rope, self.position), axes=(key_axis,))
         context_c, context_rope = recorder.split(
             recorder.apply_again(target_states, projected_x, bias), (latent,), (rope_axis,)
         )
@@ -124,7 +124,7 @@ class LatentContextAttention(OptionalWindowMixer):
         block_core = ops.AttentionCore(*core_sizes, causal=False, rows=x.rows, keys=RowsOfThisPass(source_rows=x.rows))
         attn_output = recorder.core("core", context_core, q, context_keys, context_c, axes=(heads, latent))
         attn_output = recorder.add(
-            attn_output, recorder.core("block_core", block_core, q, own_keys, normed_latents, axes=(heads, latent))
+            attn_output, recorder.core("block_core", block_core, q, block_keys, normed_latents, axes=(heads, latent))
         )
         return recorder.linear("o_proj", recorder.absorb("", attn_output, weight, value_axis), *x.axes, bias=bias)
 

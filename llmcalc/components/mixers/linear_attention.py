@@ -114,8 +114,8 @@ class LinearAttentionMixer(TokenMixer):
 
     def _head_text(self) -> str:
         """Returns the numbers and sizes of heads in a heading."""
-        heads = f"{self.num_attention_heads}/{self.num_key_value_heads}"
-        return f"{heads} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
+        heads_text = f"{self.num_attention_heads}/{self.num_key_value_heads}"
+        return f"{heads_text} × {self.linear_key_head_dim}/{self.linear_value_head_dim}"
 
 
 def record_linear_attention(

@@ -174,8 +174,8 @@ def scan_class() -> type[nn.Module]:
         """
         cumulative_decay = log_decay.cumsum(-1)
         pair_log_decay = cumulative_decay[..., :, None] - cumulative_decay[..., None, :]
-        is_past = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
-        return torch.exp(pair_log_decay.masked_fill(~is_past, float("-inf")))
+        causal = torch.ones(log_decay.shape[-1], log_decay.shape[-1], dtype=torch.bool, device=log_decay.device).tril()
+        return torch.exp(pair_log_decay.masked_fill(~causal, float("-inf")))
 
     class ChunkedScan(nn.Module):
         """Runs Mamba-2's scan in chunks. x: [batch, tokens, heads, d] → (x's shape, last state).

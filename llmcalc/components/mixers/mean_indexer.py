@@ -153,8 +153,8 @@ def _reference_class() -> type[nn.Module]:
             """Returns the keys and values to read, and their mask. k, v: [batch, heads, keys, d]."""
             selected_tokens, key_count, tokens = self(x, pass_state), k.shape[2], x.shape[1]
             if pass_state.past_tokens and tokens == 1:
-                selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
-                k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
+                gather_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (tensor.gather(2, gather_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             positions = pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, x.device)
             all_keys = pass_state.positions(0, key_count, x.device)

@@ -44,8 +44,8 @@ class MemoryGate(TokenMixer):
     def flow(self, recorder: Flow, x: Value) -> Value:
         inner_axis = Axis("inner", self.intermediate_size)
         gate = recorder.act(recorder.linear("in_proj", x, inner_axis, bias=self.use_bias), self.hidden_act)
-        empty_value = Value(x.rows, gate.axes, is_constant=True)  # nothing: the layer is recorded alone
-        memory: Value = recorder.memo.get(SCAN_OUTPUT, empty_value)
+        placeholder_memory = Value(x.rows, gate.axes, is_constant=True)  # nothing: the layer is recorded alone
+        memory: Value = recorder.memo.get(SCAN_OUTPUT, placeholder_memory)
         return recorder.linear("out_proj", recorder.mul(gate, memory), *x.axes, bias=self.use_bias)
 
     def describe(self, hidden_size: int) -> str:

@@ -74,12 +74,12 @@ class MergedAttention(TwoKeySetsMixer):
         head_dim, has_bias, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
         q = self._normalize(recorder, "q_norm", recorder.linear("q_proj", x, heads, head_dim, bias=has_bias), head_dim)
         q = recorder.rope(q, self.position)
-        joint_rows = ConcatenatedRows(first_rows=x.rows, second_rows=memory.rows)
-        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
+        self_and_memory_rows = ConcatenatedRows(first_rows=x.rows, second_rows=memory.rows)
+        keys = recorder.linear("k_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=self_and_memory_rows)
         normed_keys = self._normalize(recorder, "k_norm", keys, head_dim)
-        own_keys = recorder.rope(normed_keys, self.position)
-        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=joint_rows)
-        own_keys, own_values = recorder.cache("cache", self.cache_kind, own_keys, values, token_limit=window)
+        self_keys = recorder.rope(normed_keys, self.position)
+        values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=self_and_memory_rows)
+        self_keys, self_values = recorder.cache("cache", self.cache_kind, self_keys, values, token_limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
         memory_keys = (
             memory_keys
@@ -89,19 +89,19 @@ class MergedAttention(TwoKeySetsMixer):
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
         )
-        recorder.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
-        own_keys, own_values, memory_keys, memory_values = (
-            recorder.repeat(v, heads) for v in (own_keys, own_values, memory_keys, memory_values)
+        recorder.hold(q=q, k=self_keys, v=self_values, far_k=memory_keys, far_v=memory_values)
+        self_keys, self_values, memory_keys, memory_values = (
+            recorder.repeat(v, heads) for v in (self_keys, self_values, memory_keys, memory_values)
         )
-        recorder.hold(k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
-        own_scores = recorder.scores("core", q, own_keys, values=own_values, window=window)
+        recorder.hold(k=self_keys, v=self_values, far_k=memory_keys, far_v=memory_values)
+        self_scores = recorder.scores("core", q, self_keys, values=self_values, window=window)
         memory_scores = recorder.scores("cross_core", q, memory_keys, values=memory_values, is_cross_attention=True)
         attn_weights = recorder.joint_softmax(
-            q, own_values, own_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
+            q, self_values, self_scores, memory_scores, cap=self.attn_logit_softcapping, window=window
         )
         recorder.hold(weights=attn_weights)
         attn_output = recorder.add(
-            recorder.weighted(attn_weights, own_values), recorder.weighted(attn_weights, memory_values)
+            recorder.weighted(attn_weights, self_values), recorder.weighted(attn_weights, memory_values)
         )
         recorder.hold(out=attn_output)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=has_bias)

@@ -151,8 +151,8 @@ class MLA(OptionalWindowMixer):
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
         """The mixer with a latent width equal to the keys and values of `kv_heads` heads."""
-        nope_dim, rope_dim, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v) - rope_dim})
+        nope_dim, rope_dim, v_dim = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        return self.model_copy(update={"kv_lora_rank": kv_heads * (nope_dim + rope_dim + v_dim) - rope_dim})
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         shared_latents = {self._latent_key(): "kv_shared" if self.kv_shared else ""}
@@ -257,7 +257,7 @@ class MLA(OptionalWindowMixer):
             empty_values = Value(x.rows, (latent,), is_constant=True), Value(x.rows, (rope,), is_constant=True)
             latest_latents = reversed(computed_latents)
             latents, k_rope = next(
-                ((latents, k_rope) for other_key, latents, k_rope in latest_latents if other_key == latent_key),
+                ((latents, k_rope) for memo_key, latents, k_rope in latest_latents if memo_key == latent_key),
                 empty_values,
             )
             return latents.view(latent), k_rope.view(rope)

@@ -81,7 +81,7 @@ class PooledIndexer(Part):
         head_weights = recorder.linear("weights_proj", x, heads)
         recorder.hold(k=keys, gate=gate, weights=head_weights)
         keys, gate = recorder.cache("cache", "indexer", keys, gate)
-        pools, pool_gate = (recorder.windows(unpooled, pool_axis, includes_past=True) for unpooled in (keys, gate))
+        pools, pool_gate = (recorder.windows(token_rows, pool_axis, includes_past=True) for token_rows in (keys, gate))
         pool_gate = recorder.add(
             pool_gate, recorder.vector("position_bias", pool_axis, index_dim, row_count=pool_axis.size)
         )

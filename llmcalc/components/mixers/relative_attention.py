@@ -113,7 +113,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, d, heads_width = (
+            self.heads, head_dim, heads_width = (
                 spec.num_attention_heads,
                 spec.head_dim,
                 spec.num_attention_heads * spec.head_dim,
@@ -121,10 +121,12 @@ def _reference_class() -> type[nn.Module]:
             self.has_segments = spec.segments
             for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
                 self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))
-            self.content_bias, self.position_bias = (vector_module(torch.randn(self.heads, d) * 0.02) for _ in range(2))
+            self.content_bias, self.position_bias = (
+                vector_module(torch.randn(self.heads, head_dim) * 0.02) for _ in range(2)
+            )
             if spec.segments:
-                self.segment_bias = vector_module(torch.randn(self.heads, d) * 0.02)
-                self.segments = vector_module(torch.randn(2, self.heads, d) * 0.02)
+                self.segment_bias = vector_module(torch.randn(self.heads, head_dim) * 0.02)
+                self.segments = vector_module(torch.randn(2, self.heads, head_dim) * 0.02)
             self.core, self.distances = softmax_core_class()(), DistanceKeyProducts()
             self.o_proj = nn.Linear(heads_width, hidden, bias=spec.bias)
 

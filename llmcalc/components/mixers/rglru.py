@@ -57,7 +57,7 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        lru_axis, block_count, kernel = (
+        lru_axis, block_count, kernel_size = (
             Axis("lru", self.lru_width),
             Axis("blocks", self.num_attention_heads),
             self.conv1d_width,
@@ -65,9 +65,9 @@ class RGLRU(TokenMixer):
         gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
         inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
         inner_x = recorder.conv(
-            "conv_1d", inner_x, lru_axis, kernel=kernel, groups=inner_x.width, bias=True, padding=kernel - 1
+            "conv_1d", inner_x, lru_axis, kernel=kernel_size, groups=inner_x.width, bias=True, padding=kernel_size - 1
         )
-        recorder.state("conv_state", lru_axis, Axis("kept", kernel - 1), state_kind="conv_state")
+        recorder.state("conv_state", lru_axis, Axis("kept", kernel_size - 1), state_kind="conv_state")
         recurrence_gate = recorder.act(
             recorder.blocks("recurrent_gate", inner_x, block_count, lru_axis, bias=True), "sigmoid"
         )
@@ -153,11 +153,11 @@ def _reference_class() -> type[nn.Module]:
             log_a = (
                 -8.0 * self.recurrent_gate(inner_x).sigmoid().float() * F.softplus(self.recurrent_param.weight.float())
             )
-            is_first = (
+            is_first_token = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + x.shape[1], x.device)[:, None]
                 == 0
             )  # the first token has no earlier state to decay
-            input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
+            input_scale = torch.where(is_first_token, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (inner_x * self.input_gate(inner_x).sigmoid()).float() * input_scale
             stored_state = self.recurrent_state.load(pass_state)
             recurrent_states = linear_scan(

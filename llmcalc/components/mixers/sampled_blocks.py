@@ -105,17 +105,17 @@ def _reference_class() -> type[nn.Module]:
                     (queries.sum(3) / token_counts) @ (keys.sum(3) / token_counts).transpose(-1, -2) * score_scale
                 )
             block_count = mean_scores.shape[-1]
-            selected_index = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
-            block_rows, columns = selected_index // block_count, selected_index % block_count
+            block_pair_indices = mean_scores.flatten(2).topk(min(self.blocks, block_count * block_count), -1).indices
+            block_rows, columns = block_pair_indices // block_count, block_pair_indices % block_count
             sampled_queries, sampled_keys, sampled_values = (
                 self._select_blocks(x, block_indices)
                 for x, block_indices in ((queries, block_rows), (keys, columns), (values, columns))
             )
             pair_weights = torch.exp(sampled_queries @ sampled_keys.transpose(-1, -2) * score_scale)
-            real_keys = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
+            key_mask = self._select_blocks(self._split_into_blocks(torch.ones_like(k[..., :1])), columns).transpose(
                 -1, -2
             )
-            pair_weights = pair_weights * real_keys
+            pair_weights = pair_weights * key_mask
             weighted_sums = torch.zeros_like(queries).scatter_add(
                 2, self._expand_indices(block_rows, queries), pair_weights @ sampled_values
             )
@@ -127,7 +127,7 @@ def _reference_class() -> type[nn.Module]:
                 other_blocks = (
                     torch.exp(mean_scores)
                     .flatten(2)
-                    .scatter(2, selected_index, 0.0)
+                    .scatter(2, block_pair_indices, 0.0)
                     .unflatten(2, (block_count, block_count))
                 )
                 other_blocks = other_blocks * token_counts.transpose(-1, -2)

@@ -157,16 +157,16 @@ class SharedEntryAttention(EntryAttention):
         visible_entries = recorder.whole_entries(q, kv_entries, self.compress_rate)
         recorder.hold(seen=visible_entries)
         if self.indexer is None:
-            selection = recorder.value_of_lower_layer("selection", x, lower_entries.get("selection"))
+            selected_entries = recorder.value_of_lower_layer("selection", x, lower_entries.get("selection"))
         else:
             with recorder.scope("indexer", role="no_grad"):
-                selection = self._record_selection(
+                selected_entries = self._record_selection(
                     recorder, self.indexer, x, compressed_query, latent, visible_entries, rope
                 )
-            lower_entries["selection"] = selection
-            recorder.keep(selection=selection)
-        recorder.hold(chosen=selection)
-        return recorder.among(visible_entries, selection, kv_entries)
+            lower_entries["selection"] = selected_entries
+            recorder.keep(selection=selected_entries)
+        recorder.hold(chosen=selected_entries)
+        return recorder.among(visible_entries, selected_entries, kv_entries)
 
     def _latent_and_entries(self, recorder: Flow, x: Value, head_dim: Axis, rope: Rope) -> tuple[Value, Value]:
         """Returns the new entries before RoPE, and all entries after RoPE."""
@@ -181,13 +181,13 @@ class SharedEntryAttention(EntryAttention):
                 recorder.hold(gate=gate)
                 unpooled_rows = recorder.with_unpooled_rows(kv, gate)
                 recorder.hold(kv=unpooled_rows[0], gate=unpooled_rows[1])
-                kv = recorder.weighted_mean(*(recorder.windows(unpooled, compress_rate) for unpooled in unpooled_rows))
+                kv = recorder.weighted_mean(*(recorder.windows(rows, compress_rate) for rows in unpooled_rows))
             latent = recorder.norm("norm", kv, self.norm)
             recorder.hold(latent=latent)
             kv_entries = recorder.rope(latent, rope, row_stride=compress_rate.size)
             recorder.hold(new=kv_entries)
             op = ops.EntryCache(
-                head_dim.size, compress_rate.size, sum(unpooled.width for unpooled in unpooled_rows), rows=x.rows
+                head_dim.size, compress_rate.size, sum(rows.width for rows in unpooled_rows), rows=x.rows
             )
             return latent, recorder.keep_entries(op, kv_entries, *unpooled_rows)
 
@@ -360,10 +360,10 @@ def _reference_class() -> type[nn.Module]:
             if pass_state.past_tokens and visible_entries.shape[0] == 1:
                 token_offsets = torch.arange(block_size, device=keys.device)
                 positions = (chosen_blocks[:, 0, :, None] * block_size + token_offsets).flatten(1)
-                own_block = (keys.shape[1] - 1) // block_size * block_size
-                index_in_own_block = keys.shape[1] - own_block
+                current_block_start = (keys.shape[1] - 1) // block_size * block_size
+                index_in_block = keys.shape[1] - current_block_start
                 # its own block is first
-                positions = torch.cat([positions[:, :index_in_own_block], positions[:, block_size:]], 1)
+                positions = torch.cat([positions[:, :index_in_block], positions[:, block_size:]], 1)
                 positions = positions.sort().values  # equal scores are ranked by position, as in a full pass
                 candidate_keys = keys.gather(1, positions[..., None].expand(-1, -1, keys.shape[-1]))
                 return candidate_keys, visible_entries[:, :1].expand(1, positions.shape[1]), positions
@@ -389,12 +389,12 @@ def _reference_class() -> type[nn.Module]:
                 .unflatten(-1, (-1, block_size))
                 .amax(-1)
             )
-            blocks_of_tokens = (
+            block_of_token = (
                 pass_state.positions(pass_state.past_tokens, pass_state.past_tokens + tokens, scores.device)
                 // block_size
             )
             block_scores = block_scores.scatter(
-                -1, blocks_of_tokens[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
+                -1, block_of_token[None, :, None].expand(scores.shape[0], -1, -1), float("inf")
             )
             ranked_indices = block_scores.sort(dim=-1, descending=True, stable=True).indices
             pass_state.shared_values["candidate blocks"] = ranked_indices[..., : block_config.candidate_topk_blocks]
@@ -466,8 +466,8 @@ def _reference_class() -> type[nn.Module]:
                 pass_memo["selected entries"] = self.indexer(x, compressed_query, latent, is_visible, pass_state)
             selected_entries = pass_memo["selected entries"]
             if pass_state.past_tokens and x.shape[1] == 1:  # decoding one token reads only the selected entries
-                selected_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
-                return kv_entries.gather(1, selected_index), is_visible[:, : selected_entries.shape[-1]]
+                gather_index = selected_entries[:, 0, :, None].expand(-1, -1, kv_entries.shape[-1])
+                return kv_entries.gather(1, gather_index), is_visible[:, : selected_entries.shape[-1]]
             selected_mask = torch.zeros_like(is_visible).expand(x.shape[0], -1, -1).scatter(-1, selected_entries, True)
             return kv_entries, (is_visible & selected_mask)[:, None]
 

@@ -95,8 +95,8 @@ def _reference_class() -> type[nn.Module]:
             mask = attention_mask(pass_state, x, k, causal=True)
             pass_state.selected_tokens = selected_tokens = self(x, x, mask, pass_state)
             if pass_state.past_tokens and x.shape[1] == 1:
-                selected_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
-                k, v = (tensor.gather(2, selected_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
+                gather_index = selected_tokens[:, 0, None, :, None].expand(-1, k.shape[1], -1, -1)
+                k, v = (tensor.gather(2, gather_index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in (k, v))
                 return k, v, torch.ones(1, k.shape[2], dtype=torch.bool, device=x.device)
             mask = mask & torch.zeros_like(mask).expand(x.shape[0], -1, -1).scatter(-1, selected_tokens, True)
             return k, v, mask[:, None]

@@ -33,9 +33,9 @@ def shift_tokens(x: Tensor, pass_state: PassState, state_module: Any) -> Tensor:
     import torch
 
     stored_token = state_module.load(pass_state)
-    first_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
+    previous_row = torch.zeros_like(x[:, :1]) if stored_token is None else stored_token[0]
     state_module.keep(pass_state, x[:, -1:])
-    return torch.cat([first_row, x[:, :-1]], 1)
+    return torch.cat([previous_row, x[:, :-1]], 1)
 
 
 def mix_tokens(x: Tensor, previous_token: Tensor, mix_weight: Tensor) -> Tensor:

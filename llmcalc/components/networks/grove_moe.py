@@ -109,13 +109,13 @@ class GroveMoE(Network):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        swiglu, small_network = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
+        swiglu, narrow_swiglu = (FeedForward(intermediate_size=n, hidden_act="silu", gated=True) for n in (16, 8))
         return [
             cls(
-                num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=small_network
+                num_experts=6, num_experts_per_tok=2, experts_per_group=2, expert=swiglu, adjugate_expert=narrow_swiglu
             ),
             cls(
-                num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=small_network, adjugate_expert=swiglu
+                num_experts=6, num_experts_per_tok=3, experts_per_group=3, expert=narrow_swiglu, adjugate_expert=swiglu
             ),
         ]
 

@@ -114,23 +114,23 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
     outputs_by_tower: dict[str, Value] = {}
     frames_of_model = recorder.frames
     for tower_name, tower, readable_towers in towers_before(towers):
-        own_input = tower.input_value()
+        default_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
         tower_input = (
             None
             if is_joined
-            else _tower_input(own_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
+            else _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
         )
         outputs_by_tower[tower_name] = recorder.part(
-            tower_name, tower, own_input if tower_input is None else tower_input.view(*own_input.axes)
+            tower_name, tower, default_input if tower_input is None else tower_input.view(*default_input.axes)
         )
     recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
     return outputs_by_tower
 
 
-def _tower_input(own_input: Value, tower_outputs: list[Value]) -> Value | None:
+def _tower_input(default_input: Value, tower_outputs: list[Value]) -> Value | None:
     """Returns the first output whose width equals the input's, or the first output if no width is known to be equal."""
-    values_of_width = (value for value in tower_outputs if are_equal(value.width, own_input.width))
+    values_of_width = (output for output in tower_outputs if are_equal(output.width, default_input.width))
     return next(values_of_width, tower_outputs[0] if tower_outputs else None)
 
 

@@ -99,8 +99,8 @@ class AudioTower(TowerPart):
         convolution = SpectrumConv(channels=4, bias=True)
         subsampling = Subsampling(num_mel_bins=9, convolutions=(convolution,) * 2, hidden_act="gelu", chunk=6)
         spectrum_stack = Stack(block=windowed_block, stem=SpectrumStem(subsampling=subsampling), **tower_fields)
-        whole_stem = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
-        conformer_stack = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=whole_stem)
+        stem_without_chunks = SpectrumStem(subsampling=subsampling.model_copy(update={"chunk": None}))
+        conformer_stack = Stack(num_hidden_layers=2, block=ConformerLayer.examples()[0], stem=stem_without_chunks)
         return [
             cls(hidden_size=12, stack=tower_stack)
             for tower_stack in (stack, chunked_stack, spectrum_stack, conformer_stack)

@@ -65,7 +65,7 @@ def check_head_width(hidden_size: int, num_attention_heads: int) -> None:
 
 def later_layer_kinds(number_of_layers: int, special_layers: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
     """Yields each kind of layer above the first, plain ones first: whether it is special, and its layers' indices."""
-    for is_special in (False, True):
-        layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special]
+    for is_special_layer in (False, True):
+        layer_indices = [i for i in range(1, number_of_layers) if (i in special_layers) == is_special_layer]
         if layer_indices:
-            yield is_special, layer_indices
+            yield is_special_layer, layer_indices

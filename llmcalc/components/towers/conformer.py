@@ -76,12 +76,12 @@ class ConformerAttention(Part):
             {} if segment is None else {"core": ops.ConformerAttentionCore, "chunk": segment}
         )
         if self.context_left is not None:
-            context = self.context_left - 1 + self.context_right
-            window_options = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context}
+            context_tokens = self.context_left - 1 + self.context_right
+            window_options = {"core": ops.ConformerAttentionCore, "chunk": self.chunk_size, "context": context_tokens}
         if self.relative_keys:
             q = recorder.mul(q, recorder.act(recorder.vector("q_scale", head_dim), "softplus"))
-            distances = Value(TableRows(name="distances", row_count=context + 1), x.axes, is_constant=True)
-            bias, window_options["distances"] = recorder.linear("r_proj", distances, *head_axes), context + 1
+            distances = Value(TableRows(name="distances", row_count=context_tokens + 1), x.axes, is_constant=True)
+            bias, window_options["distances"] = recorder.linear("r_proj", distances, *head_axes), context_tokens + 1
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, bias=bias, **window_options)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=self.bias)
 
@@ -211,11 +211,11 @@ class Conformer(TowerPart):
             Norm(type="layernorm"),
             Norm(type="layernorm", bias=False),
         )
-        two_convolutions = Subsampling(
+        two_layer_subsampling = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=unbiased_layernorm
         )
         separable_conv = SpectrumConv(channels=4, separable=True, bias=True)
-        nemo = Subsampling(
+        nemo_subsampling = Subsampling(
             num_mel_bins=9,
             convolutions=(SpectrumConv(channels=4, bias=True), separable_conv, separable_conv),
             bias=True,
@@ -236,7 +236,7 @@ class Conformer(TowerPart):
         return [
             cls(
                 hidden_size=10,
-                subsampling=two_convolutions,
+                subsampling=two_layer_subsampling,
                 num_hidden_layers=2,
                 attention=windowed_attention,
                 convolution=light_convolution,
@@ -248,7 +248,7 @@ class Conformer(TowerPart):
             ),
             cls(
                 hidden_size=12,
-                subsampling=nemo,
+                subsampling=nemo_subsampling,
                 num_hidden_layers=3,
                 attention=unlimited_attention,
                 convolution=biased_convolution,
@@ -314,9 +314,9 @@ def _reference_class() -> type[nn.Module]:
             key_positions = (
                 torch.arange(q.shape[2], device=q.device)[:, None] * chunk_size + key_indices - self.left + 1
             )
-            is_outside = (key_distances < 0) | (key_distances >= self.left + self.right)
+            is_outside_window = (key_distances < 0) | (key_distances >= self.left + self.right)
             is_padding = (key_positions < 0) | (key_positions >= frame_count)
-            scores = scores.masked_fill(is_outside | is_padding[:, None], torch.finfo(scores.dtype).min)
+            scores = scores.masked_fill(is_outside_window | is_padding[:, None], torch.finfo(scores.dtype).min)
             chunk_outputs = torch.softmax(scores.float(), -1).to(v.dtype) @ v.transpose(-1, -2)
             return chunk_outputs.flatten(2, 3)[:, :, :frame_count]
 

@@ -81,14 +81,14 @@ class CtcConformer(TowerPart):
         """Records the encoder and returns its output for the projector."""
         hidden = Axis("hidden", self.hidden_size)
         x = recorder.linear("input_proj", x, hidden, bias=True)
-        for half_label, layer_indices in self._halves_of_layers():
+        for layers_label, layer_indices in self._halves_of_layers():
             x = recorder.layers(
                 x,
                 lambda v: self._record_layer(recorder, v),
                 len(layer_indices),
                 layer_indices,
                 kind="layer",
-                label=half_label,
+                label=layers_label,
             )
             if layer_indices[-1] == self.num_hidden_layers // 2 - 1:
                 labels = recorder.linear("label_head", x, Axis("labels", self.labels), bias=True)

@@ -177,10 +177,12 @@ class ImageTokenizer(TowerPart):
             x = recorder.act(x, "silu")
         return self._record_frame_blocks(recorder, x) if self.over_frames else x
 
-    def _decode(self, recorder: Flow, quantized: Value) -> None:
-        """Records the decoder. quantized: rows of the codebook."""
-        codes = quantized if self.over_frames else None
-        x = self._convolve(recorder, "post_quant_conv", quantized, self.latent_channels, kernel=self._frames_convolved)
+    def _decode(self, recorder: Flow, code_vectors: Value) -> None:
+        """Records the decoder. code_vectors: rows of the codebook."""
+        codes = code_vectors if self.over_frames else None
+        x = self._convolve(
+            recorder, "post_quant_conv", code_vectors, self.latent_channels, kernel=self._frames_convolved
+        )
         x = self._record_frame_blocks(recorder, x) if self.over_frames else x
         for i in range(1, self.temporal_levels + 1):
             x = recorder.act(self._convolve(recorder, f"time_conv_{i}", x, self.latent_channels, kernel=3 * 9), "silu")
@@ -537,8 +539,8 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.frames = 2**spec.temporal_levels
             self.encoder, self.decoder = ImageEncoder(spec), ImageDecoder(spec)
-            kernel = (3 if spec.over_frames else 1, 1, 1)
-            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel)
+            kernel_size = (3 if spec.over_frames else 1, 1, 1)
+            self.quant_conv = FrameConv(spec.latent_channels, spec.embed_dim, kernel_size)
             if spec.generation is not None:
                 self.generation = GenerationModules(spec.generation, spec.codebook_size, spec.embed_dim)
             self.codebook = nn.Linear(spec.embed_dim, spec.codebook_size, bias=False)

@@ -272,9 +272,10 @@ class MobileNet(TowerPart):
 
     def _fuse_stages(self, recorder: Flow, stage_outputs: list[Value]) -> Value:
         """Records the fusion of the outputs of the last stages."""
-        largest = stage_outputs[0].rows
+        largest_grid_rows = stage_outputs[0].rows
         resized_outputs = [
-            output if output.rows == largest else recorder.resampled(output, largest) for output in stage_outputs
+            output if output.rows == largest_grid_rows else recorder.resampled(output, largest_grid_rows)
+            for output in stage_outputs
         ]
         joined_output = resized_outputs[0]
         if len(resized_outputs) > 1:
@@ -325,7 +326,7 @@ class MobileNet(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         rms = Norm(type="rmsnorm", eps=1e-6)
-        edge_blocks = (
+        edge_residual_blocks = (
             EdgeResidual(channels=6, intermediate_size=14, stride=2),
             EdgeResidual(channels=6, intermediate_size=10, kernel=5),
         )
@@ -342,7 +343,7 @@ class MobileNet(TowerPart):
             GridAttention(num_attention_heads=2, head_dim=4),
         )
         stages = (
-            GridStage(groups=(BlockGroup(blocks=edge_blocks),)),
+            GridStage(groups=(BlockGroup(blocks=edge_residual_blocks),)),
             GridStage(groups=(BlockGroup(blocks=inverted_blocks), BlockGroup(blocks=grid_attention, repeat=3))),
             GridStage(groups=(BlockGroup(blocks=last_stage),)),
         )
@@ -355,8 +356,8 @@ class MobileNet(TowerPart):
                 stages=(
                     GridStage(
                         groups=(
-                            BlockGroup(blocks=edge_blocks),
-                            BlockGroup(blocks=(*edge_blocks[1:], *grid_attention[:1]), repeat=2),
+                            BlockGroup(blocks=edge_residual_blocks),
+                            BlockGroup(blocks=(*edge_residual_blocks[1:], *grid_attention[:1]), repeat=2),
                         )
                     ),
                 ),
@@ -399,10 +400,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             padding_widths: list[int] = []
-            for grid_side, kernel, stride in zip(
+            for grid_side, kernel_side, stride in zip(
                 x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True
             ):
-                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel - grid_side, 0)
+                total_padding = max((-(-grid_side // stride) - 1) * stride + kernel_side - grid_side, 0)
                 padding_widths += [total_padding // 2, total_padding - total_padding // 2]
             return super().forward(nn.functional.pad(x, padding_widths))
 
@@ -532,8 +533,8 @@ def _reference_class() -> type[nn.Module]:
             if grid_shape[0] % self.side or grid_shape[1] % self.side:
                 x = nn.functional.interpolate(x, size=(self.side, self.side), mode="bilinear")
             else:
-                kernel = (grid_shape[0] // self.side, grid_shape[1] // self.side)
-                x = nn.functional.avg_pool2d(x, kernel, kernel)
+                kernel_size = (grid_shape[0] // self.side, grid_shape[1] // self.side)
+                x = nn.functional.avg_pool2d(x, kernel_size, kernel_size)
             return self.normalize("norm", x).flatten(2).transpose(1, 2)
 
     BLOCKS = {"edge": EdgeResidualReference, "inverted": InvertedResidualReference, "attention": AttentionReference}

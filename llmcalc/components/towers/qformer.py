@@ -113,8 +113,8 @@ class QFormer(LearnedQueries):
         q = q.view(*q.axes, new_rows=query_rows)
         key_limits: dict[str, Any] = {}
         if self.window is not None:
-            context = 0 if memory is x else self.window - self.queries
-            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context": context}
+            context_tokens = 0 if memory is x else self.window - self.queries
+            key_limits = {"core": ops.ConformerAttentionCore, "chunk": self.queries, "context": context_tokens}
         attn_output = recorder.attention("", q, k, v, causal=False, masked=False, **key_limits)
         return recorder.linear("o_proj", attn_output, *x.axes, bias=True)
 
@@ -195,7 +195,7 @@ def _reference_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            images = len(x)
+            image_count = len(x)
             if self.window is not None:
                 x = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.window)).unflatten(1, (-1, self.window))
                 x = x.flatten(0, 1)
@@ -203,6 +203,6 @@ def _reference_class() -> type[nn.Module]:
             queries = queries.expand(len(x), -1, -1) if self.window is None else queries
             for layer in self.layers:
                 queries = layer(queries, x)
-            return queries.unflatten(0, (images, -1)).flatten(1, 2)
+            return queries.unflatten(0, (image_count, -1)).flatten(1, 2)
 
     return QFormerReference

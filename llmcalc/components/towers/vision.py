@@ -273,7 +273,7 @@ class VisionTower(TowerPart):
         gated_network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
         siglip = Block(attention=biased_attention, feed_forward=ungated_network, norm=layernorm, norm_placement="pre")
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
-        pixtral = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
+        pixtral_block = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
         image_patches, video_patches = (
             Patches(patch_size=2, bias=True),
@@ -289,21 +289,21 @@ class VisionTower(TowerPart):
             variants={"full": convolution_block.model_copy(update={"attention": biased_attention})},
             pattern=("block", "full"),
         )
-        windowed_block = pixtral.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
+        windowed_block = pixtral_block.model_copy(update={"attention": rotary.model_copy(update={"grid_window": 3})})
         windowed_stack = Stack(
-            num_hidden_layers=3, block=windowed_block, variants={"full": pixtral}, pattern=("block", "full")
+            num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
-            Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
+            Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms),
             mixed_layers_stack,
             Stack(num_hidden_layers=2, block=scaled_block),
         ]
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
-        merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
+        window_merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
         gated_block = siglip.model_copy(update={"residual_scale": "gate"})
         return [
-            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=merger, upper_stack=stacks[0]),
+            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=window_merger, upper_stack=stacks[0]),
             cls(
                 hidden_size=12,
                 patches=image_patches,

@@ -140,8 +140,9 @@ class FP8(LinearFormat):
         axis_sizes = zip(("rows", "columns"), shard_shape, whole_shape, self.scale_extent, strict=True)
         refusal_reasons = (
             _indivisible_reason(dimension, shard_size, block_size, "the block of")
-            for dimension, shard_size, whole_size, block_size in axis_sizes
-            if shard_size != whole_size and whole_size % block_size == 0  # others are left unconverted by checkpoints
+            for dimension, shard_size, undivided_size, block_size in axis_sizes
+            if shard_size != undivided_size
+            and undivided_size % block_size == 0  # others are left unconverted by checkpoints
         )
         return next(filter(None, refusal_reasons), "")
 

@@ -209,15 +209,15 @@ class _ModelRules:
             getattr(layer.attention, "fused_qkv", False) for layer in spec.main.layers_by_kind().values()
         )
         # the order of tensors in a file
-        ordered_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
+        sorted_params = sorted(params, key=lambda param: -1 if param.layer is None else param.layer)
         self.value_indices = _first_occurrence_indices(
-            _parent_path(param) for param in ordered_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
+            _parent_path(param) for param in sorted_params if self.tensor_category(param) in ("attn_v", "attn_qkv")
         )
         self.ffn_indices: dict[str, int] = {}
         for tensor_name in {param.name for param in params}:
             self.ffn_indices |= _first_occurrence_indices(
                 param.path
-                for param in ordered_params
+                for param in sorted_params
                 if param.name == tensor_name and _tensor_category(param) in ("ffn_in", "ffn_down")
             )
         self.expert_count = next(
@@ -290,11 +290,11 @@ class _ModelRules:
     def _type_in_smallest_mixes(self, tensor_kind: str, param: WeightTensor) -> str:
         """Returns the ggml type of a tensor inside a layer for the mixes of one and two bits."""
         gguf_mix_name, default_type = self.mix.mix, MIXES[self.mix.mix]
-        more_bits = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
+        wider_type = "IQ3_S" if gguf_mix_name in ("IQ2_S", "IQ2_M") else "Q2_K"
         if tensor_kind in ("attn_v", "attn_qkv"):
-            return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else more_bits
+            return "Q4_K" if self.query_groups >= 4 or self.expert_count >= 4 else wider_type
         if tensor_kind == "ffn_down":  # in the order of the file's tensors, also of experts
-            return more_bits if self.ffn_indices[param.path] < self.layer_count // 8 else default_type
+            return wider_type if self.ffn_indices[param.path] < self.layer_count // 8 else default_type
         if self.expert_count == 8 and tensor_kind in ("attn_k", "attn_output"):
             return "Q4_K" if tensor_kind == "attn_k" else "Q5_K"
         return default_type

@@ -115,8 +115,8 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
         list_entry = f"re:{bits_field}" if set(bits_field) & PATTERN else bits_field
         module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
     default_format = storage_format_of(scheme_fields, "bits", bits, group_size)
-    number_kind = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
-    scheme_label = f"auto-round-{number_kind}{bits}" + ("" if group_size is None else f"-g{group_size}")
+    number_prefix = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
+    scheme_label = f"auto-round-{number_prefix}{bits}" + ("" if group_size is None else f"-g{group_size}")
     return LinearScheme(
         scheme_label,
         "auto-round",
@@ -364,8 +364,8 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
         )
 
     head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
-    is_uniform = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
-    scheme_remarks = () if is_uniform else (AVERAGE,)
+    has_exact_bits = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"
+    scheme_remarks = () if has_exact_bits else (AVERAGE,)
     layer_groups = (head_group, LayerGroup(format_with_bits(bits)))
     return LinearScheme(
         f"{library_name}-{float(bits):g}",

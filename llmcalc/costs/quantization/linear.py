@@ -98,13 +98,13 @@ class LinearScheme(QuantizationScheme):
     def bytes_by_tensor(
         self, spec: ModelSpec, params: list[WeightTensor], dtype: str
     ) -> Iterator[tuple[WeightTensor, StoredBytes]]:
-        has_converted = False
+        has_converted_tensor = False
         for param in params:
             linear_format = self._format_of_tensor(param)
             if linear_format is None:
                 yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
-            has_converted = True
+            has_converted_tensor = True
             matrix_count, n_out, n_in = _matrix_shapes(param)
             refusal_reason = linear_format.refusal_reason(n_out, n_in)
             if refusal_reason:
@@ -115,7 +115,7 @@ class LinearScheme(QuantizationScheme):
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
             yield param, stored_bytes * matrix_count
-        if not has_converted:
+        if not has_converted_tensor:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._unsupported_error(f"converts {scope_text}, and this model has none; expected another scheme")
 

@@ -154,10 +154,10 @@ class MLXScheme(QuantizationScheme):
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         column_count = param.tensor.shape[-1]
-        is_left_by_class = param.kind in self.unconverted_components and module_format is self.default_format
+        is_unconverted = param.kind in self.unconverted_components and module_format is self.default_format
         if (
             module_format is None
-            or is_left_by_class
+            or is_unconverted
             or (isinstance(column_count, int) and column_count % module_format.column_divisor)
         ):
             return None

@@ -233,9 +233,9 @@ def mix_near(scheme_name: str) -> str | None:
     file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
     if file_match is None or scheme_name.strip().upper().replace("-", "_") in LARGER_EMBEDDINGS:
         return None
-    stated_mix = (file_match["mix"] or file_match["mix_of_xl"]).upper()
-    near_mix = NEAR_MIXES.get(stated_mix, stated_mix)
-    return near_mix.lower() if near_mix in MIXES else None
+    file_mix = (file_match["mix"] or file_match["mix_of_xl"]).upper()
+    nearest_mix = NEAR_MIXES.get(file_mix, file_mix)
+    return nearest_mix.lower() if nearest_mix in MIXES else None
 
 
 def with_published_experts(

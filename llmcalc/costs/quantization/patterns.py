@@ -134,7 +134,9 @@ class ModuleList:
         if not self._pattern_tests:
             return False
         start_time = process_time()
-        list_entry = next((list_entry for list_entry, test in self._pattern_tests if test(module_name)), None)
+        list_entry = next(
+            (list_entry for list_entry, entry_test in self._pattern_tests if entry_test(module_name)), None
+        )
         self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
@@ -158,12 +160,14 @@ class ModuleList:
     @property
     def unused_entries(self) -> list[str]:
         """Entries without a matching module, except entries for modules that no scheme converts."""
-        tests_by_entry, used_entries = dict(self._pattern_tests), self.used
+        pattern_tests, used_entries = dict(self._pattern_tests), self.used
 
         def is_covered(list_entry: str) -> bool:
             """Whether a used entry matches some of the modules that this entry matches."""
-            entry_test, example_name = tests_by_entry.get(list_entry), _example_name(list_entry)
-            is_matched = any(tests_by_entry[text](example_name) for text in used_entries if text in tests_by_entry)
+            entry_test, example_name = pattern_tests.get(list_entry), _example_name(list_entry)
+            is_matched = any(
+                pattern_tests[used_entry](example_name) for used_entry in used_entries if used_entry in pattern_tests
+            )
             return is_matched or (
                 entry_test is not None and any(entry_test(_example_name(entry_text)) for entry_text in used_entries)
             )
@@ -192,11 +196,11 @@ def _unfused_entries(list_entry: str) -> Iterator[str]:
 def _match_count_log2(module_pattern: str) -> int:
     """Returns an upper bound on the number of ways to match a regular expression, as an exponent of two."""
     remaining_pattern, word_count = WORDS.subn("", module_pattern)
-    optional_parts = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
+    optional_count = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
     return (
         word_count
         + remaining_pattern.count("|")
-        + optional_parts
+        + optional_count
         + WAYS_TO_REPEAT * sum(remaining_pattern.count(quantifier) for quantifier in "*+{")
     )
 
@@ -205,9 +209,9 @@ def _component_sequences(module_name: str) -> Iterable[str]:
     """Returns every sequence of consecutive components of a path."""
     path_components = module_name.split(".")
     return (
-        ".".join(path_components[i:run_end])
+        ".".join(path_components[i:sequence_end])
         for i in range(len(path_components))
-        for run_end in range(i + 1, len(path_components) + 1)
+        for sequence_end in range(i + 1, len(path_components) + 1)
     )
 
 

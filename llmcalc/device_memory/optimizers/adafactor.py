@@ -107,7 +107,7 @@ def _single_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: 
 
 def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:
     """Updates parameters group by group. A group's updates live until the next group's estimates exist."""
-    parameters_in_turn, new_like = optimizer_step.parameters_in_turn, optimizer_step.t.like
+    parameters_in_turn, tensor_like = optimizer_step.parameters_in_turn, optimizer_step.t.like
     for tensor_group in _group_by_dtype_and_factors(optimizer_step, trained_parameters):
         for parameter in parameters_in_turn(tensor_group):
             _new_norm(optimizer_step, parameter.tensor)
@@ -129,9 +129,9 @@ def _multi_tensor_adafactor(optimizer_step: OptimizerStep, trained_parameters: S
             ]
             del row_var_means
         else:
-            grads_squared = [new_like(parameter.grad) for parameter in parameters_in_turn(tensor_group)]
+            grads_squared = [tensor_like(parameter.grad) for parameter in parameters_in_turn(tensor_group)]
             del grads_squared
-            var_estimates = [new_like(parameter.states[0]) for parameter in parameters_in_turn(tensor_group)]
+            var_estimates = [tensor_like(parameter.states[0]) for parameter in parameters_in_turn(tensor_group)]
         parameter_updates = var_estimates
         for _, parameter_update in zip(parameters_in_turn(tensor_group), parameter_updates, strict=True):
             _new_norm(optimizer_step, parameter_update)

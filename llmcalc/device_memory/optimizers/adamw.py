@@ -62,10 +62,10 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
             aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)
         ]
         if is_older_torch:
-            denom = [aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)]
+            denoms = [aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)]
         else:
-            denom = exp_avg_sq_sqrt
-        optimizer_step.write(tensor_group, denom)
+            denoms = exp_avg_sq_sqrt
+        optimizer_step.write(tensor_group, denoms)
 
 
 def _single_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequence[OptimizedParameter]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: str) -> Optimizer:
     """Returns the `Optimizer` description of AdamW with states of `bits_per_state` bits per element."""
-    codes_per_byte, map_entries = 8 // bits_per_state, 2**bits_per_state
+    codes_per_byte, codebook_size = 8 // bits_per_state, 2**bits_per_state
 
     def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> States:
         """Returns the bytes of two states per element: quantized codes, scales and code map, or plain numbers."""
@@ -36,7 +36,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
             sum_over(tensors, lambda tensor: (1 - _is_quantized(tensor)) * tensor.size), dtype
         )
         scale_bytes = 4 * sum_over(tensors, lambda tensor: _is_quantized(tensor) * floor_div(tensor.size, BLOCK))
-        map_bytes = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
+        map_bytes = 2 * 4 * codebook_size * sum_over(tensors, _is_quantized)
         moment_bytes = code_bytes + other_state_bytes
         return {"exp_avg": moment_bytes, "exp_avg_sq": moment_bytes, "scales": 2 * scale_bytes, "qmaps": map_bytes}
 
@@ -56,7 +56,7 @@ def torchao_adamw(optimizer_name: str, bits_per_state: Literal[4, 8], *aliases: 
                         parameter.states.append(aten.new_tensor((element_count // codes_per_byte,), UINT8))
                         parameter.states += [
                             aten.new_tensor((element_count // BLOCK,), FLOAT32),
-                            aten.new_tensor((map_entries,), FLOAT32),
+                            aten.new_tensor((codebook_size,), FLOAT32),
                         ]
             if is_quantized:
                 _run_compiled_step(optimizer_step, element_count, INT64 if bits_per_state == 4 else None)

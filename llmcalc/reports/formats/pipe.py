@@ -78,10 +78,10 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_parts:
         return 0
-    width_for_bar = (
+    bar_width = (
         line_width - len(INDENT) - sum(len(GAP) + width for width in _column_widths(_cell_texts(table.without_bars())))
     )
-    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= width_for_bar), 0)
+    return next((bar_length for bar_length in LENGTHS if round(max(bar_parts) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
@@ -113,18 +113,18 @@ def _table_lines(table: Table, line_width: int) -> Iterator[str]:
 def line_count(table: Table, line_width: int) -> int:
     """Returns the number of lines of a table without its notes. Rows that are too wide take several lines."""
     table = table.without_bars()._replace(notes=())
-    heading_lines = len(list(_table_lines(table._replace(rows=()), line_width)))
+    heading_count = len(list(_table_lines(table._replace(rows=()), line_width)))
     if not table.rows:
-        return heading_lines
+        return heading_count
     cell_texts = _cell_texts(table)
     fixed_width = sum(
         column_width + len(GAP)
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
         if not cell_column.wrap
     ) + len(INDENT)
-    wrapped_columns = max(1, sum(column.wrap for column in table.columns))
-    wrapped_width = max(1, (line_width - fixed_width) // wrapped_columns - len(GAP))
-    row_lines = sum(
+    wrapped_count = max(1, sum(column.wrap for column in table.columns))
+    wrapped_width = max(1, (line_width - fixed_width) // wrapped_count - len(GAP))
+    row_line_count = sum(
         max(
             -(-len(cell_text) // wrapped_width) if cell_column.wrap else 1
             for cell_text, cell_column in zip(row_cells, table.columns, strict=True)
@@ -132,7 +132,7 @@ def line_count(table: Table, line_width: int) -> int:
         or 1
         for row_cells in cell_texts
     )
-    return heading_lines + 1 + row_lines
+    return heading_count + 1 + row_line_count
 
 
 def _cell_texts(table: Table) -> list[list[str]]:

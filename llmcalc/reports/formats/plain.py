@@ -129,7 +129,7 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
             ]
             cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
             if min(cell_numbers, default=0) < -1e-9 or not any(
-                isinstance(part_number, int) and part_number for part_number in cell_numbers
+                isinstance(cell_number, int) and cell_number for cell_number in cell_numbers
             ):
                 continue  # nothing is left, or the parts have a column that is not added up, such as repeats
             full_name = f"{full_name}{WITHIN}{REST}"

@@ -83,8 +83,8 @@ class ElementwiseOperations(ViewOperations):
         """Squares each element. Any other constant power allocates the same bytes."""
 
         def backward(output_gradient: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            power = self.like(x)
-            doubled_power = self.like(power)
+            base_power = self.like(x)
+            doubled_power = self.like(base_power)
             return (self.like(output_gradient, doubled_power),)
 
         return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)

@@ -199,16 +199,16 @@ class AttentionOutputMerger:
         output = self.t.to(output, FLOAT32)
         self._merge_block_output(output, self.t.unsqueeze(lse, -1), is_partial)
 
-    def _merge_block_output(self, block_out: Tensor, block_lse: Tensor, is_partial: bool) -> None:
+    def _merge_block_output(self, block_out: Tensor, block_lse: Tensor, is_half_block: bool) -> None:
         aten = self.t
         if self.lse is None or self.out is None:
             self.lse, self.out = block_lse, block_out
             return
-        lse = first_half_of_rows(aten, self.lse) if is_partial else self.lse
-        output = first_half_of_rows(aten, self.out) if is_partial else self.out
+        lse = first_half_of_rows(aten, self.lse) if is_half_block else self.lse
+        output = first_half_of_rows(aten, self.out) if is_half_block else self.out
         output = aten.like(output, self._merge_weights(output, lse, block_out, block_lse))
         lse = aten.like(lse, aten.like(aten.like(lse, block_lse)))
-        if is_partial:
+        if is_half_block:
             self.lse = partial_update(aten, self.lse)
             self.out = partial_update(aten, self.out)
         else:
@@ -262,13 +262,13 @@ class RingKernels:
                 rotater.exchange_buffers(next_kv)
                 del next_kv
             if round_number == 0:
-                q, _k, _v, is_partial = query, key, value, False
+                q, _k, _v, is_half_block = query, key, value, False
             elif round_number <= rank:
-                q, _k, _v, is_partial = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), False
+                q, _k, _v, is_half_block = query, first_half_of_rows(aten, key), first_half_of_rows(aten, value), False
             else:
-                q, _k, _v, is_partial = first_half_of_rows(aten, query), key, value, True
+                q, _k, _v, is_half_block = first_half_of_rows(aten, query), key, value, True
             output, logsumexp, *other_outputs = self._flash_forward(q)
-            sdpa_merger.merge_round(output, logsumexp, is_partial)
+            sdpa_merger.merge_round(output, logsumexp, is_half_block)
         seed, offset = other_outputs
         return *sdpa_merger.merged_results(), seed, offset
 

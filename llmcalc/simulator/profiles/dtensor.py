@@ -431,9 +431,9 @@ class DTensorKernels(EagerKernels):
         Returns them with the indices relative to this rank's first row.
         """
         new_tensor = self.graph.new_tensor
-        below_shard, above_shard = new_tensor(index_tensor.shape, BOOL), new_tensor(index_tensor.shape, BOOL)
+        is_below_shard, is_above_shard = new_tensor(index_tensor.shape, BOOL), new_tensor(index_tensor.shape, BOOL)
         mask = new_tensor(index_tensor.shape, BOOL)
-        del below_shard, above_shard
+        del is_below_shard, is_above_shard
         mask_copy = new_tensor(index_tensor.shape, INT64)
         masked_tensor = new_tensor(index_tensor.shape, INT64)
         del mask_copy
@@ -480,10 +480,10 @@ class DTensorKernels(EagerKernels):
         losses = new_tensor((tokens,), x.dtype)
         losses = self._zero_where_ignored((tokens,), x.dtype)
         is_not_ignored = new_tensor((tokens,), BOOL)
-        counted_labels = new_tensor((), INT64)
+        label_count = new_tensor((), INT64)
         del is_not_ignored
         total_weight = new_tensor((), x.dtype)
-        del counted_labels
+        del label_count
         loss_sum = new_tensor((), x.dtype)
         mean_loss = new_tensor((), x.dtype)
         del loss_sum

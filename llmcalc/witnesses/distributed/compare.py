@@ -95,9 +95,9 @@ def verdict_of(
     """Returns the checks of a job: each rank's memory, and the loss."""
     witness_name = f"gloo, {training_job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity_name, simulated_bytes[quantity_name], bytes, witness_name)
+        Check(f"rank {rank}", MEMORY + quantity_name, simulated_bytes[quantity_name], byte_count, witness_name)
         for rank, (simulated_bytes, measured_bytes) in enumerate(job_results["ranks"])
-        for quantity_name, bytes in measured_bytes.items()
+        for quantity_name, byte_count in measured_bytes.items()
     ]
     loss_pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)
     checks += [

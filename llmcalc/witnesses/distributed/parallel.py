@@ -48,17 +48,17 @@ class ReplicatedModule(ParallelStyle):
         return distribute_module(module, device_mesh, self._replicate, convert_input, convert_output)
 
     @staticmethod
-    def _replicate(module_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    def _replicate(module_name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         for param_name, parameter in [*module.named_parameters(recurse=False)]:
-            replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
+            replicated_parameter = DTensor.from_local(parameter.detach(), device_mesh, (Replicate(),), run_check=False)
             module.register_parameter(param_name, nn.Parameter(replicated_parameter))
 
     @staticmethod
-    def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
-        return DTensor.from_local(inputs[0], mesh, (Replicate(),), run_check=False)
+    def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], device_mesh: DeviceMesh) -> DTensor:
+        return DTensor.from_local(inputs[0], device_mesh, (Replicate(),), run_check=False)
 
     @staticmethod
-    def _to_local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> torch.Tensor:
+    def _to_local(module: nn.Module, output: DTensor, device_mesh: DeviceMesh) -> torch.Tensor:
         return output.to_local()
 
 

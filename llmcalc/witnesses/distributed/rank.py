@@ -251,8 +251,8 @@ class RankProcess:
         for tp in range(layout.tp):
             for dp in range(layout.dp):
                 ranks = [layout.rank(tp, dp=dp, pp=pp) for pp in (0, layout.pp - 1)]
-                end_stages = dist.new_group(ranks)
-                group_of_rank = end_stages if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
+                end_stage_group = dist.new_group(ranks)
+                group_of_rank = end_stage_group if (tp, dp) == (self.at.tp, self.at.dp) else group_of_rank
         return group_of_rank
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ class RankProcess:
         layout = self.job.layout
         self.last: bool = True
         if layout.pp > 1:
-            layers = len(model.layers)
-            (this_stage,) = (stage for stage in stages(layout, layers) if stage.pipeline_rank == self.at.pp)
+            layer_count = len(model.layers)
+            (this_stage,) = (stage for stage in stages(layout, layer_count) if stage.pipeline_rank == self.at.pp)
             parallel.keep_stage(model, this_stage.layers, this_stage.has_embedding, this_stage.has_head)
             self.last = this_stage.has_head
         if layout.tp > 1:
@@ -285,8 +285,8 @@ class RankProcess:
         summed_loss = 0.0
         for micro_batch in range(self.job.microbatches):
             self.ids: Tensor = ids[micro_batch].clone()
-            is_last = micro_batch == self.job.microbatches - 1
-            with self.gradient_context(is_last), self.loss_context():
+            is_last_micro_batch = micro_batch == self.job.microbatches - 1
+            with self.gradient_context(is_last_micro_batch), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))

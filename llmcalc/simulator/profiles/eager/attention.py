@@ -118,7 +118,7 @@ class AttentionKernels(Lowering):
         for output, tensor in zip(operation.outs, cached_and_new_rows, strict=True):
             self.bind(output, tensor)
 
-    def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], kept_tokens: int | None) -> Sequence[Tensor]:
+    def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
         """Concatenates cached and new keys or values, and caches them for later tokens.
 
         As `DynamicCache` of transformers does: each tensor without a limit replaces the cached one before the next is
@@ -127,34 +127,34 @@ class AttentionKernels(Lowering):
         if self.store is None:
             return new_rows
         if self.paged:
-            return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), kept_tokens)
+            return self._write_to_pages(cache_name, new_rows, self.cached_tensors(cache_name), token_limit)
         aten, cache_key = self.t, (*self.cache_path, cache_name)
-        old_and_new_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
+        concatenated_rows = [[new_tensor] for new_tensor in self.store.pop(cache_key, ())] or [[] for _ in new_rows]
         with count_storages_as(self.graph.meter, "cache"):
-            if kept_tokens is None:
+            if token_limit is None:
                 for row_index, new_row in enumerate(new_rows):
-                    old_and_new_rows[row_index] = [self._concatenate([*old_and_new_rows[row_index], new_row])]
-                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in old_and_new_rows)
+                    concatenated_rows[row_index] = [self._concatenate([*concatenated_rows[row_index], new_row])]
+                all_rows = self.store[cache_key] = tuple(new_tensor for (new_tensor,) in concatenated_rows)
                 return all_rows
             all_rows = tuple(  # the oldest token leaves the window when a new one enters
                 self._concatenate(
                     [
                         *(
-                            aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens - 1), 1)
+                            aten.slice(new_tensor, min(new_tensor.shape[1], token_limit - 1), 1)
                             for new_tensor in cached_tensors
                         ),
                         new_row,
                     ]
                 )
-                for cached_tensors, new_row in zip(old_and_new_rows, new_rows, strict=True)
+                for cached_tensors, new_row in zip(concatenated_rows, new_rows, strict=True)
             )
             self.store[cache_key] = tuple(
-                aten.slice(new_tensor, min(new_tensor.shape[1], kept_tokens), 1) for new_tensor in all_rows
+                aten.slice(new_tensor, min(new_tensor.shape[1], token_limit), 1) for new_tensor in all_rows
             )
         return all_rows
 
     def _write_to_pages(
-        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, kept_tokens: int | None
+        self, cache_name: str, new_rows: list[Tensor], cached_tensors: Sequence[Tensor] | None, token_limit: int | None
     ) -> Sequence[Tensor]:
         """Writes new keys and values into the blocks of the paged cache."""
         module_frame = self.frames[-1]
@@ -162,12 +162,12 @@ class AttentionKernels(Lowering):
             f"written to {cache_name}"
         ] = new_rows
         cached_rows = 0 if cached_tensors is None else cached_tensors[0].shape[1]
-        cached_rows = cached_rows if kept_tokens is None else min(cached_rows, kept_tokens - 1)
+        cached_rows = cached_rows if token_limit is None else min(cached_rows, token_limit - 1)
         row_count = cached_rows + new_rows[0].shape[1]
         all_rows = [self.new_pool_tensor((x.shape[0], row_count, *x.shape[2:]), x.dtype) for x in new_rows]
         self.store_in_cache(
             cache_name,
-            *(all_rows if kept_tokens is None else [self.t.slice(x, min(row_count, kept_tokens), 1) for x in all_rows]),
+            *(all_rows if token_limit is None else [self.t.slice(x, min(row_count, token_limit), 1) for x in all_rows]),
         )
         return new_rows if cached_tensors is None else self._read_pages(all_rows)
 
@@ -220,14 +220,14 @@ class AttentionKernels(Lowering):
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
-        attention_options, like_classes = operation.options, self.choices.matches_transformers
+        attention_options, matches_transformers = operation.options, self.choices.matches_transformers
 
         def compute_scores_and_output(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
             return self.compute_attention(
                 q, k, v, mask, attention_options["cap"], sinks, bias, attention_options["dropout"],
                 attention_options["float32"], attention_options["float32_scores"],
-                like_classes and attention_options["floors_scores"],
-                like_classes and attention_options["names_scores"],
+                matches_transformers and attention_options["floors_scores"],
+                matches_transformers and attention_options["names_scores"],
             )  # fmt: skip
 
         attention_output = self.run_attention_core(compute_scores_and_output, q, k, v, bias)
@@ -315,7 +315,7 @@ class AttentionKernels(Lowering):
             scores = aten.scale(aten.elementwise_function("tanh", aten.scale(scores)))
         if bias is not None:
             scores = aten.add(scores, aten.to(bias, scores.dtype))
-        kept_scores = scores if keeps_scores else None
+        unmasked_scores = scores if keeps_scores else None
         if mask is not None:
             scores = (
                 aten.masked_fill(scores, aten.like(mask, dtype=BOOL)) if mask.dtype is BOOL else aten.add(scores, mask)
@@ -335,5 +335,5 @@ class AttentionKernels(Lowering):
         attention_output = aten.matmul(
             self.apply_dropout(aten.to(aten.softmax(aten.to(scores, number_format)), v.dtype), dropout), v
         )
-        del kept_scores
+        del unmasked_scores
         return attention_output

@@ -102,11 +102,11 @@ class AttentionVariantKernels(AttentionKernels):
                 self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
-            expanded_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
+            gather_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [
-                aten.gather(k, aten.expand(expanded_index, (*expanded_index.shape[:-1], k.shape[-1]))) for k in keys
+                aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys
             ]
-            self.bind(operation.outs[0], aten.slice(mask, expanded_index.shape[1]))
+            self.bind(operation.outs[0], aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
@@ -163,12 +163,10 @@ class AttentionVariantKernels(AttentionKernels):
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
-            selected_index = aten.unsqueeze(
+            gather_index = aten.unsqueeze(
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
-            keys = [
-                aten.gather(k, aten.expand(selected_index, (*selected_index.shape[:-1], k.shape[-1]))) for k in keys
-            ]
+            keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.like(aten.slice(visible_mask, rows_read))
         self.values.pop(id(operation.ins[0]), None)
         self.bind(operation.outs[0], visible_mask)
@@ -238,8 +236,8 @@ class AttentionVariantKernels(AttentionKernels):
     def do_strongest(self, operation: Step) -> None:
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
         aten = self.t
-        strengths, q, k = map(self.tensor_of, operation.ins)
-        key_strength = aten.unsqueeze(aten.transpose(strengths, 1, 2), 2)
+        key_strengths, q, k = map(self.tensor_of, operation.ins)
+        key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
             aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)

@@ -129,8 +129,8 @@ class CacheEntryKernels(AttentionVariantKernels):
         padded_scores = aten.pad(masked_scores, total_blocks * block_size)
         block_maxima = aten.new_tensor((batch, tokens, total_blocks), FLOAT32)
         del padded_scores
-        blocks_of_tokens = aten.like(self.token_positions(tokens))
-        block_maxima = aten.scatter(block_maxima, blocks_of_tokens)
+        block_of_token = aten.like(self.token_positions(tokens))
+        block_maxima = aten.scatter(block_maxima, block_of_token)
         ranked_blocks = aten.sort(block_maxima)[1]
         self.memo["candidate blocks"] = aten.slice(ranked_blocks, minimum(total_blocks, block_count))
 

@@ -21,9 +21,9 @@ class ConvolutionKernels(Lowering):
         op = operation.op
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", operation.name)
-        filters_of_heads = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
+        has_filters_per_head = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
         x = self.t.transpose(
-            self.tensor_of(operation.ins[0]) if filters_of_heads else self.flat_tensor(operation.ins[0]), 1, 2
+            self.tensor_of(operation.ins[0]) if has_filters_per_head else self.flat_tensor(operation.ins[0]), 1, 2
         )
         convolution_output = self.convolve(x, operation, self.run_config.new_rows(output.rows))
         self.store_tensor(output, self.t.transpose(convolution_output, 1, 2))

@@ -237,11 +237,13 @@ class DecodeStepKernels(ScanKernels):
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
         v = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._delta_rule(q, k, v, None, beta)
-        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
-        normed = aten.flatten(normed, 2)
+        normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed_output = aten.flatten(normed_output, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
-        return self.project(module_steps["o_proj"], normed)
+            normed_output = aten.mul(
+                normed_output, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x))
+            )
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _convolved_qkv(self, module_steps: ModuleSteps, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns concatenated queries, keys and values [batch, channels, tokens] and their convolution."""
@@ -333,29 +335,31 @@ class DecodeStepKernels(ScanKernels):
         log_decay = self._linear_attention_decay(module_steps, x)
         output = self._linear_attention_step(q, k, v, log_decay)
         del log_decay
-        normed = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
-        normed = aten.flatten(normed, 2)
+        normed_output = self._normalize_with(module_steps["norm"], aten.to(aten.transpose(output, 1, 2), x.dtype))
+        normed_output = aten.flatten(normed_output, 2)
         if "g_proj" in module_steps:
-            normed = aten.mul(normed, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x)))
-        return self.project(module_steps["o_proj"], normed)
+            normed_output = aten.mul(
+                normed_output, aten.elementwise_function("silu", self.project(module_steps["g_proj"], x))
+            )
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _decode_hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Decodes one token of HGRN2, as HGRN2Reference.forward does."""
         aten, op = self.t, module_steps.op("core", LinearAttentionCore)
         q = aten.elementwise_function("silu", self.project(module_steps["q_proj"], x))
-        retained = self._retained(module_steps, self.project(module_steps["f_proj"], x))
+        forget_gate = self._retained(module_steps, self.project(module_steps["f_proj"], x))
         v = self.project(module_steps["i_proj"], x)
-        k, log_decay = aten.scale(retained, "rsub"), aten.elementwise_function("log", retained)
+        k, log_decay = aten.scale(forget_gate, "rsub"), aten.elementwise_function("log", forget_gate)
         q_heads, k_heads, decay_heads = (
             aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k, log_decay)
         )
         v_heads = aten.transpose(self.split_heads(v, op.value_dim), 1, 2)
         output = self._linear_attention_step(q_heads, k_heads, v_heads, decay_heads)
         del k, log_decay, k_heads, decay_heads
-        normed = self._normalize_with(
+        normed_output = self._normalize_with(
             module_steps["norm"], aten.to(aten.flatten(aten.transpose(output, 1, 2), 2), x.dtype)
         )
-        return self.project(module_steps["o_proj"], normed)
+        return self.project(module_steps["o_proj"], normed_output)
 
     def _retained(self, module_steps: ModuleSteps, forget_logits: Tensor) -> Tensor:
         """Computes the share of the state that each channel retains, as HGRN2Reference._retained does."""
@@ -363,10 +367,10 @@ class DecodeStepKernels(ScanKernels):
         gate = aten.elementwise_function("sigmoid", aten.to(forget_logits, FLOAT32))
         if "lower_bound" not in module_steps:
             return gate
-        bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
+        lower_bound = aten.to(self.weight("lower_bound", gate.shape[-1:]), FLOAT32)
         if any(operation.verb == "sub" for operation in module_steps.all):
-            bound = aten.sub(bound, bound)
-        return aten.add(aten.mul(gate, aten.scale(bound, "rsub")), bound)
+            lower_bound = aten.sub(lower_bound, lower_bound)
+        return aten.add(aten.mul(gate, aten.scale(lower_bound, "rsub")), lower_bound)
 
     def _mapped_heads(
         self, module_steps: ModuleSteps, projection: str, x: Tensor, head_size: Any, rope_operations: list[Step]
@@ -493,7 +497,7 @@ class DecodeStepKernels(ScanKernels):
         new_exponent = aten.like(largest_exponent, aten.add(k, time_first))
         past_weight = aten.exp(aten.sub(largest_exponent, new_exponent))
         current_weight = aten.exp(aten.sub(aten.add(k, time_first), new_exponent))
-        output = [
+        outputs = [
             aten.div(
                 self._weighted_sum(past_weight, numerator, current_weight, v),
                 aten.add(aten.mul(past_weight, denominator), current_weight),
@@ -508,9 +512,9 @@ class DecodeStepKernels(ScanKernels):
         denominator = aten.add(aten.mul(past_weight, denominator), current_weight)
         largest_exponent = new_exponent
         self.store_in_cache("recurrent_state", numerator, denominator, largest_exponent)
-        weighted_average = aten.stack(output, 1)
+        weighted_average = aten.stack(outputs, 1)
         del (
-            output,
+            outputs,
             past_weight,
             current_weight,
             numerator,

@@ -38,12 +38,12 @@ class ElementwiseKernels(BasicKernels):
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along missing axes."""
         a, b = map(self.tensor_of, operation.ins)
-        most_axes, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
-        return self._align_axes_of(operation.ins[0], a, axes, most_axes), self._align_axes_of(
-            operation.ins[1], b, axes, most_axes
+        axis_count, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
+        return self._align_axes_of(operation.ins[0], a, axes, axis_count), self._align_axes_of(
+            operation.ins[1], b, axes, axis_count
         )
 
-    def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, most_axes: int) -> Tensor:
+    def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, axis_count: int) -> Tensor:
         """Returns x with size 1 along axes that the value does not have."""
         if recorded_value.rows is ONCE and recorded_value.axes:
             for axis in reversed(axes):
@@ -58,7 +58,7 @@ class ElementwiseKernels(BasicKernels):
             index for index, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
         ]
         if value_axes:  # axes of other names (a gate per head) come first
-            missing_axes = list(range(len(recorded_value.axes), most_axes - leading_axes))
+            missing_axes = list(range(len(recorded_value.axes), axis_count - leading_axes))
         for axis_index in missing_axes:
             x = self.t.unsqueeze(x, leading_axes + axis_index)
         return x

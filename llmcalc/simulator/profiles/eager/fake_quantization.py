@@ -91,10 +91,12 @@ class FakeQuantizationKernels(BasicKernels):
         """Returns the values of integers in the number format of `template` (`_dequantize_affine_no_dtype_check`)."""
         aten = self.t
         grouped_codes = aten.reshape(codes, grouped_shape)
-        decoded = aten.copy(grouped_codes) if codes.dtype is template.dtype else aten.to(grouped_codes, template.dtype)
-        decoded = aten.sub(decoded, aten.to(zero_point, template.dtype))
-        decoded = aten.mul(decoded, scale)
-        return aten.to(aten.reshape(decoded, template.shape), template.dtype)
+        decoded_x = (
+            aten.copy(grouped_codes) if codes.dtype is template.dtype else aten.to(grouped_codes, template.dtype)
+        )
+        decoded_x = aten.sub(decoded_x, aten.to(zero_point, template.dtype))
+        decoded_x = aten.mul(decoded_x, scale)
+        return aten.to(aten.reshape(decoded_x, template.shape), template.dtype)
 
     def _round_to_integers(self, x: Tensor) -> Tensor:
         """Rounds x; the gradient of x equals the gradient of the result (`_Round`)."""

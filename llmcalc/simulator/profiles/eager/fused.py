@@ -115,8 +115,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         shapes = [(tensor.shape, tensor.dtype) for tensor in inputs]
 
         def copy_if_strided(tensor: Tensor) -> Tensor | None:
-            is_copied = self.choices.is_on_gpu and not tensor.is_contiguous
-            return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if is_copied else None
+            needs_copy = self.choices.is_on_gpu and not tensor.is_contiguous
+            return autograd_graph.new_tensor(tensor.shape, tensor.dtype) if needs_copy else None
 
         def backward(output_gradient: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             input_copies = copy_if_strided(output_gradient), copy_if_strided(x)
@@ -133,7 +133,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             autograd_graph.new_tensor(statistics_shape, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)
         ]
         del input_copy
-        normed = record(
+        normed_x = record(
             autograd_graph,
             "norm",
             inputs,
@@ -143,7 +143,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             *row_statistics,
             *([] if weight is None else [weight]),
         )
-        return self.t.add(normed, bias) if spec.type == "rmsnorm" and bias is not None else normed
+        return self.t.add(normed_x, bias) if spec.type == "rmsnorm" and bias is not None else normed_x
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -268,14 +268,14 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         """
         aten = self.t
         losses = aten.new_tensor(logits.shape[:1], logits.dtype)
-        is_counted = aten.compare(labels)
+        is_not_ignored = aten.compare(labels)
         aten.new_tensor((), INT64)
         for _ in ("max", "min"):
-            safe_labels = aten.like(labels)
+            clamped_labels = aten.like(labels)
             aten.new_tensor((), INT64)
-            del safe_labels
+            del clamped_labels
         loss_scalar = aten.new_tensor((), logits.dtype)
-        del losses, is_counted
+        del losses, is_not_ignored
         return record(self.graph, "cross_entropy", (logits,), loss_scalar, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHOSEN, cross_entropy="selective")
@@ -452,7 +452,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         chunk_tokens = self.choices.loss_chunk or next_power_of_two
         inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [aten.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in inputs]
-        losses, is_counted = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
+        losses, is_not_ignored = aten.new_tensor((tokens,), FLOAT32), aten.compare(labels)
         aten.new_tensor((), INT64)
         writes_in_place = x.dtype is weight.dtype and autograd_graph.autocast in (None, x.dtype)
         with autograd_graph.no_grad():
@@ -475,7 +475,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                     logits = None
             del chunk_input, logits
             loss_scalar = aten.new_tensor((), FLOAT32)
-        del losses, is_counted
+        del losses, is_not_ignored
         present_gradients = [tensor for tensor in gradients if tensor is not None]
         gradient_flags = [tensor is not None for tensor in gradients]
 
@@ -512,11 +512,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
             input_gradient = aten.cat(input_gradients, 0)
             input_gradient = aten.reshape(input_gradient, (batch, completion_tokens, width))
         del input_gradients
-        has_gradient = [tensor.needs_grad for tensor in inputs]
+        gradient_flags = [tensor.needs_grad for tensor in inputs]
 
         def backward(output_gradient: Tensor, _: Needs, *saved_tensors: Tensor) -> Sequence[Gradient]:
             saved_gradients = iter(saved_tensors)
-            return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
+            return [next(saved_gradients) if is_saved else None for is_saved in gradient_flags]
 
         return record(
             autograd_graph, "linear_log_probabilities", inputs, loss_scalar, backward, input_gradient, *gradients
@@ -538,12 +538,12 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         aten = self.t
         log_probabilities, log_sums = (aten.new_tensor(x.shape[:1], FLOAT32) for _ in range(2))
         for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
-            sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            row_chunk, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_maxima, exponential_sums, label_logits = (aten.new_tensor(row_shape, FLOAT32) for _ in range(3))
             row_indices = aten.new_tensor(row_shape, INT64)
             logits = exponentials = max_logits = rescale_factor = is_label = label_indices = None
             for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
+                logits = self._vocabulary_logits(row_chunk, weight, bias, part_size)
                 max_logits = aten.new_tensor(row_shape, FLOAT32)
                 new_maxima = aten.new_tensor(row_shape, FLOAT32)
                 rescale_factor = aten.scale(aten.sub(row_maxima, new_maxima), "exp")
@@ -561,9 +561,9 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _labels_in_vocabulary_part(self, row_count: int) -> tuple[Tensor, Tensor]:
         """Returns two tensors: whether each label is in a vocabulary part, and the label's index in this part."""
         aten, shape = self.t, (row_count,)
-        is_above, is_below = (aten.new_tensor(shape, BOOL) for _ in range(2))
-        is_label = aten.like(is_above)
-        del is_above, is_below
+        is_above_part, is_below_part = (aten.new_tensor(shape, BOOL) for _ in range(2))
+        is_label = aten.like(is_above_part)
+        del is_above_part, is_below_part
         label_offset = aten.new_tensor(shape, INT64)
         return is_label, aten.like(label_offset)
 
@@ -580,11 +580,11 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         weight_gradient = aten.new_tensor(weight.shape, FLOAT32) if weight.needs_grad else None
         bias_gradient = aten.new_tensor(weight.shape[:1], FLOAT32) if trains_bias else None
         for row_count in _chunk_sizes(x.shape[0], LIGER_ROWS):
-            sliced_rows, row_shape = aten.slice(x, row_count, 0), (row_count,)
+            row_chunk, row_shape = aten.slice(x, row_count, 0), (row_count,)
             row_indices = aten.new_tensor(row_shape, INT64)
             logits = probabilities = gradient = is_label = label_indices = None
             for part_size in _chunk_sizes(weight.shape[0], LIGER_VOCABULARY):
-                logits = self._vocabulary_logits(sliced_rows, weight, bias, part_size)
+                logits = self._vocabulary_logits(row_chunk, weight, bias, part_size)
                 row_log_sums = aten.unsqueeze(aten.slice(log_sums, row_count, 0), 1)
                 probabilities = aten.scale(aten.sub(logits, row_log_sums), "exp")
                 negated_gradients = aten.scale(aten.slice(row_gradients, row_count, 0), "neg")
@@ -593,7 +593,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 is_label, label_indices = self._labels_in_vocabulary_part(row_count)
                 aten.product(gradient, aten.to(aten.slice(weight, part_size, 0), FLOAT32))
                 if weight_gradient is not None:
-                    aten.product(aten.transpose(gradient, 0, 1), aten.to(sliced_rows, FLOAT32))
+                    aten.product(aten.transpose(gradient, 0, 1), aten.to(row_chunk, FLOAT32))
                 if bias_gradient is not None:
                     aten.new_tensor((part_size,), FLOAT32)
             del logits, probabilities, gradient, is_label, label_indices, row_indices

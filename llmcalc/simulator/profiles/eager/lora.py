@@ -205,8 +205,8 @@ class LoraKernels(FakeQuantizationKernels):
             weight = self._new_quantised_weight(layer_name, total_width, x.shape[-1])
         else:
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
-        joint_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
-        for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
+        fused_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
+        for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
         self._keep_gate_in_frame(operations)
@@ -246,7 +246,7 @@ class LoraKernels(FakeQuantizationKernels):
             ]
             return input_gradient, *weight_gradients, *bias_gradients
 
-        joint_product = record(
+        fused_product = record(
             autograd_graph,
             "mm",
             (x, *weights, *bias_tensors),
@@ -255,28 +255,28 @@ class LoraKernels(FakeQuantizationKernels):
             *([x] if any(weight.needs_grad for weight in weights) else []),
             *(weights if x.needs_grad else []),
         )
-        for operation, step_output in zip(operations, self.t.split(joint_product, output_widths), strict=True):
+        for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
             self.modules[id(operation.outs[0])] = self.module_path(), operation.name
             self.store_tensor(operation.outs[0], step_output)
         self._keep_gate_in_frame(operations)
 
     def _with_adapters(
-        self, operations: list[Step], x: Tensor, joint_product: Tensor, weight: Tensor, bias: Tensor | None
+        self, operations: list[Step], x: Tensor, fused_product: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         adapters = self.adapters
         adapted_steps = (
             [] if adapters is None else [operation for operation in operations if operation.name in adapters.targets]
         )
         if adapters is None or not adapted_steps:
-            return joint_product
+            return fused_product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, joint_product, [operation.outs[0].width for operation in adapted_steps])
+            return self._run_grouped_adapter(x, fused_product, [operation.outs[0].width for operation in adapted_steps])
         if len(adapted_steps) < len(operations):
             layer_names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
                 f"one product has one adapter; expected all of {layer_names} in --lora-targets, or none"
             )
-        return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, joint_product, weight, bias)
+        return self._add_adapter(self._joined_layer_name(operations[0]) or TOGETHER, x, fused_product, weight, bias)
 
     def _run_grouped_adapter(self, x: Tensor, pretrained_output: Tensor, output_widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
@@ -460,11 +460,11 @@ class LoraKernels(FakeQuantizationKernels):
         decoded_weight = self._decode_weight(shape, dtype)
         output = autograd_graph.new_tensor((*input_shape[:-1], width), dtype)
         del scale_tensor, decoded_weight
-        joint_product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
-        if self.adapters.keeps_inputs and joint_product.node is not None:
-            joint_product.node.attributes.append(x.detached())
+        fused_product = record(autograd_graph, "matmul_4bit", (x,), output, backward, weight)
+        if self.adapters.keeps_inputs and fused_product.node is not None:
+            fused_product.node.attributes.append(x.detached())
         del x, output
-        return self.t.to(joint_product, module_dtype)
+        return self.t.to(fused_product, module_dtype)
 
     def _product_in_8_bits(self, x: Tensor, weight: Tensor, output_width: Number) -> Tensor:
         """Computes x·Wᵀ in int8, without the columns of outliers, whose number depends on the values.
@@ -493,7 +493,7 @@ class LoraKernels(FakeQuantizationKernels):
         decoded_product = aten.new_tensor((row_count, output_width), FLOAT16)
         output = decoded_product if dtype is FLOAT16 else aten.new_tensor((row_count, output_width), dtype)
         del int32_products, decoded_product, codes, row_scales
-        joint_product = record(
+        fused_product = record(
             autograd_graph,
             "matmul_8bit",
             (x,),
@@ -501,9 +501,9 @@ class LoraKernels(FakeQuantizationKernels):
             backward,
             weight,
         )
-        if joint_product.node is not None:
-            joint_product.node.attributes.append(x.detached())
-        return joint_product
+        if fused_product.node is not None:
+            fused_product.node.attributes.append(x.detached())
+        return fused_product
 
     def _decode_weight(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""

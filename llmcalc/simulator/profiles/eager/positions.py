@@ -134,8 +134,8 @@ class PositionKernels(AttentionVariantKernels):
             )
         if distance_options["stored"]:
             self.memo[distance_key] = distance_indices
-        for changes_indices in (distance_options["shifted"], distance_options["clamped"]):
-            distance_indices = aten.like(distance_indices) if changes_indices else distance_indices
+        for needs_copy in (distance_options["shifted"], distance_options["clamped"]):
+            distance_indices = aten.like(distance_indices) if needs_copy else distance_indices
         self.bind(operation.outs[0], distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:

@@ -42,5 +42,5 @@ class RowShiftKernels(Lowering):
             self.bind(output, self.tensor_of(operation.ins[0]))
 
     def do_delayed(self, operation: Step) -> None:
-        x, first_row = map(self.tensor_of, operation.ins)
-        self.store_tensor(operation.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+        x, previous_row = map(self.tensor_of, operation.ins)
+        self.store_tensor(operation.outs[0], self.t.cat([previous_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

@@ -44,13 +44,13 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def choose_branch(self, alternatives: AlternativeBranches) -> ModuleScope:
         """Returns the absorbed form of latent attention if keys are selected, even in prefill."""
-        absorbed_form = alternatives.branches.get("absorbed")
-        if absorbed_form is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
+        absorbed_branch = alternatives.branches.get("absorbed")
+        if absorbed_branch is None or not self.computes_scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().choose_branch(alternatives)
         selects_keys = any(
-            operation.options.get("selected") is not None for operation in absorbed_form.steps(includes_idle=False)
+            operation.options.get("selected") is not None for operation in absorbed_branch.steps(includes_idle=False)
         )
-        return absorbed_form if selects_keys else super().choose_branch(alternatives)
+        return absorbed_branch if selects_keys else super().choose_branch(alternatives)
 
     def run_step(self, operation: Step) -> None:
         if (
@@ -84,15 +84,15 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
     @compared(BY_TORCH)
     def do_hold(self, operation: Step) -> None:
         module_frame = self.frames[-2 if operation.options["outside"] else -1]
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(recorded_value) and not self.is_from_earlier_pass(recorded_value):
-                module_frame.local_tensors[operation_name] = self.tensor_of(recorded_value)
+                module_frame.local_tensors[value_name] = self.tensor_of(recorded_value)
 
     @compared(BY_TORCH)
     def do_keep(self, operation: Step) -> None:
-        for operation_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
+        for value_name, recorded_value in zip(operation.options["names"], operation.ins, strict=True):
             if self.is_computed(recorded_value):
-                self.memo[operation_name] = self.tensor_of(recorded_value)
+                self.memo[value_name] = self.tensor_of(recorded_value)
 
     # --- selections -------------------------------------------------------------------------------------------------
 

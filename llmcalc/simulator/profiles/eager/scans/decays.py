@@ -42,8 +42,8 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             zip("qk", (operation for operation in module_steps.all if operation.verb == "rope"), strict=False)
         )
         heads = []
-        for projection_letter, projected in projections.items():
-            y = self.split_heads(projected, head_dim)
+        for projection_letter, projected_x in projections.items():
+            y = self.split_heads(projected_x, head_dim)
             if f"{projection_letter}_norm" in module_steps:
                 y = self._normalize_with(module_steps[f"{projection_letter}_norm"], y)
             y = self.t.transpose(y, 1, 2)
@@ -73,16 +73,16 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         decay_slope = self._decay_slopes(heads)
         cached_state = self.cached_tensors("recurrent_state")
         assert cached_state is not None
-        state, output = cached_state[0], []
+        state, outputs = cached_state[0], []
         q, k, v = (aten.slice(y, 1, 2) for y in (q, k, v))
         if tokens > 1:
-            output.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
+            outputs.append(aten.new_tensor((batch, heads, tokens - 1, head_size), q.dtype))
         for _ in range(min(tokens, 2)):
             decayed_state = aten.mul(aten.to(aten.exp(aten.scale(decay_slope, "neg")), q.dtype), state)
             state = aten.add(decayed_state, aten.matmul(aten.transpose(k, -1, -2), v))
             del decayed_state
-        output.append(aten.matmul(q, state))
-        return aten.cat(output, 2), state
+        outputs.append(aten.matmul(q, state))
+        return aten.cat(outputs, 2), state
 
     def _decay_slopes(self, heads: Any) -> Tensor:
         return self.t.like(self.t.unsqueeze(self.t.unsqueeze(self.t.new_tensor((heads,), INT64), 1), 2), dtype=FLOAT32)
@@ -106,17 +106,17 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
             q, k = self.feature_map(module_steps, q), self.feature_map(module_steps, k)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if x.shape[1] <= fla.FEW:
-            o = fla.fused_recurrent_decay(aten, q, k, v, gk)
+            output = fla.fused_recurrent_decay(aten, q, k, v, gk)
         else:
-            o = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
+            output = fla.chunk_retention(aten, q, k, v) if gk is None else fla.chunk_gla(aten, q, k, v, gk)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
             output_gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
-            o = fla.rms_norm_gated(aten, o, output_gate, weight, self.accelerator)
+            output = fla.rms_norm_gated(aten, output, output_gate, weight, self.accelerator)
         else:
-            o = fla.rms_norm(aten, o, weight, self.accelerator)
-        o = aten.flatten(o, 2)
-        return self.project(module_steps["o_proj"], o)
+            output = fla.rms_norm(aten, output, weight, self.accelerator)
+        output = aten.flatten(output, 2)
+        return self.project(module_steps["o_proj"], output)
 
     def hgrn2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs HGRN2 as fla does (fla/layers/hgrn2.py, `HGRN2Attention.forward`)."""
@@ -128,22 +128,24 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         q, k, g = (self.split_heads(y, op.key_dim) for y in (q, aten.to(k, i.dtype), g))
         i = self.split_heads(i, op.value_dim)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        o = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
-        o = aten.flatten(o, 2)
+        output = (fla.fused_recurrent_decay if x.shape[1] <= fla.FEW else fla.chunk_gla)(aten, q, k, i, g)
+        output = aten.flatten(output, 2)
         weight = self.unadapted_weight(module_steps["o_proj"])
-        return fla.rms_norm_linear(aten, o, self.weight("norm.weight", o.shape[-1:]), weight, self.accelerator)
+        return fla.rms_norm_linear(
+            aten, output, self.weight("norm.weight", output.shape[-1:]), weight, self.accelerator
+        )
 
     def _log_forget_gate(self, module_steps: ModuleSteps, logits: Tensor) -> Tensor:
         """Computes the log of what each channel retains. A lower bound, which is in float32, makes it float32."""
         aten = self.t
         if "lower_bound" not in module_steps:
             return aten.elementwise_function("logsigmoid", logits)
-        bound = self.weight("lower_bound", logits.shape[-1:])
+        lower_bound = self.weight("lower_bound", logits.shape[-1:])
         if any(operation.verb == "sub" for operation in module_steps.all):  # the first layer's bound is 0
-            return aten.elementwise_function("logsigmoid", aten.add(logits, aten.sub(bound, bound)))
-        g, bound = aten.elementwise_function("logsigmoid", logits), aten.to(bound, FLOAT32)
-        unbounded = aten.add(aten.elementwise_function("log1p", aten.scale(bound, "neg")), g)
-        return aten.logaddexp(aten.elementwise_function("log", bound), unbounded)
+            return aten.elementwise_function("logsigmoid", aten.add(logits, aten.sub(lower_bound, lower_bound)))
+        g, lower_bound = aten.elementwise_function("logsigmoid", logits), aten.to(lower_bound, FLOAT32)
+        log_scaled_gate = aten.add(aten.elementwise_function("log1p", aten.scale(lower_bound, "neg")), g)
+        return aten.logaddexp(aten.elementwise_function("log", lower_bound), log_scaled_gate)
 
     def feature_map(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Returns queries or keys after the feature map, if there is one."""

@@ -51,10 +51,10 @@ class DeltaRuleKernels(ScanModuleKernels):
             projection_widths = [projection.shape[-1] for projection in projections]
             qkv = aten.cat(projections)
             del projections
-            kernel = module_steps["conv1d"].options["kernel"]
+            kernel_size = module_steps["conv1d"].options["kernel"]
             qkv_weight = aten.cat(
                 [
-                    self._convolution_weight(operation_name, part_width, kernel)
+                    self._convolution_weight(operation_name, part_width, kernel_size)
                     for operation_name, part_width in zip("qkv", projection_widths, strict=True)
                 ],
                 0,
@@ -70,18 +70,18 @@ class DeltaRuleKernels(ScanModuleKernels):
         gate = self.project(module_steps["a_proj"], x)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if self.store is not None and x.shape[1] <= fla.FEW:
-            o = fla.fused_recurrent(aten, v)
+            output = fla.fused_recurrent(aten, v)
         else:
-            o = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
+            output = fla.chunk_gated_delta_rule(aten, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
         if self.store is None:
             del gate
         g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         has_bias = module_steps["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
-        o = fla.layer_norm_gated(aten, o, g, weight, bias, self.accelerator)
-        o = aten.flatten(o, 2)
-        return self.project(module_steps["o_proj"], o)
+        output = fla.layer_norm_gated(aten, output, g, weight, bias, self.accelerator)
+        output = aten.flatten(output, 2)
+        return self.project(module_steps["o_proj"], output)
 
     def delta_net(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a DeltaNet layer as fla does (fla/layers/delta_net.py, `DeltaNet.forward`)."""
@@ -94,15 +94,15 @@ class DeltaRuleKernels(ScanModuleKernels):
             beta = aten.scale(beta)
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         delta_rule = fla.fused_recurrent_delta_rule if x.shape[1] <= fla.FEW else fla.chunk_delta_rule
-        o = delta_rule(aten, q, k, v, beta)
+        output = delta_rule(aten, q, k, v, beta)
         weight = self.weight("norm.weight", (op.value_dim,))
         if "g_proj" in module_steps:
             g = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
-            o = fla.rms_norm_gated(aten, o, g, weight, self.accelerator)
+            output = fla.rms_norm_gated(aten, output, g, weight, self.accelerator)
         else:
-            o = fla.rms_norm(aten, o, weight, self.accelerator)
-        o = aten.flatten(o, 2)
-        return self.project(module_steps["o_proj"], o)
+            output = fla.rms_norm(aten, output, weight, self.accelerator)
+        output = aten.flatten(output, 2)
+        return self.project(module_steps["o_proj"], output)
 
     def refuse_dynamic_filters(self, module_steps: ModuleSteps) -> None:
         """Raises `UnsupportedKernel` for values with per-token convolution filters (JetBlock) in a cached pass."""
@@ -121,9 +121,11 @@ class DeltaRuleKernels(ScanModuleKernels):
         """
         aten, op = self.t, module_steps.op("core", DeltaRule)
         q, k, v = self._convolved_heads(module_steps, x)
-        o, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        output, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
-        return self.project(module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], o, gate), 2))
+        return self.project(
+            module_steps["o_proj"], aten.flatten(self._gated_norm(module_steps["norm"], output, gate), 2)
+        )
 
     def kimi_delta_of_transformers(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs Kimi delta attention as transformers does (modeling_kimi_linear.py, `KimiLinearDeltaAttention`)."""
@@ -132,10 +134,10 @@ class DeltaRuleKernels(ScanModuleKernels):
         g = self._channel_decays(module_steps, x)
         beta = self.apply_activation(self.project(module_steps["b_proj"], x), "sigmoid")
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        o = fla.chunk_kda(aten, q, k, v, g, beta)
+        output = fla.chunk_kda(aten, q, k, v, g, beta)
         gate = self.split_heads(self._gate_projection("g", module_steps, x), op.value_dim)
-        o = aten.flatten(self._gated_float32_norm(module_steps["norm"], o, gate), 2)
-        return self.project(module_steps["o_proj"], o)
+        output = aten.flatten(self._gated_float32_norm(module_steps["norm"], output, gate), 2)
+        return self.project(module_steps["o_proj"], output)
 
     def _channel_decays(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Computes the log decay of each channel (`KimiLinearForgetGate.forward`), cast after a single product."""
@@ -148,8 +150,8 @@ class DeltaRuleKernels(ScanModuleKernels):
         elif "f_proj" in module_steps:
             g = aten.mul(aten.scale(decay_rate, "neg"), aten.elementwise_function("softplus", g))
         else:
-            is_large = aten.compare(g)
-            g = aten.where(is_large, g, aten.elementwise_function("log", aten.add_number(aten.exp(g))))
+            exceeds_threshold = aten.compare(g)
+            g = aten.where(exceeds_threshold, g, aten.elementwise_function("log", aten.add_number(aten.exp(g))))
             g = aten.mul(aten.scale(decay_rate, "neg"), g)
         return aten.to(g, x.dtype) if "f_proj" in module_steps else g
 
@@ -199,11 +201,11 @@ class DeltaRuleKernels(ScanModuleKernels):
         )
         v = self.apply_activation(jet_nemotron.dynamic_conv(aten, v, conv_filters), "silu")
         q, k, v = self.split_heads(q, op.key_dim), self.split_heads(k, op.key_dim), self.split_heads(v, op.value_dim)
-        o, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
+        output, _log_decay = self._delta_rule_behind_gates(module_steps, x, q, k, v)
         gate = self.split_heads(self.project(module_steps["g_proj"], x), op.value_dim)
         weight = self.weight("norm.weight", (op.value_dim,))
-        o = fla.rms_norm_gated(aten, o, gate, weight, self.accelerator)
-        return self.project(module_steps["o_proj"], aten.flatten(o, 2))
+        output = fla.rms_norm_gated(aten, output, gate, weight, self.accelerator)
+        return self.project(module_steps["o_proj"], aten.flatten(output, 2))
 
     def _delta_rule_behind_gates(
         self, module_steps: ModuleSteps, x: Tensor, q: Tensor, k: Tensor, v: Tensor
@@ -223,10 +225,10 @@ class DeltaRuleKernels(ScanModuleKernels):
         conv_step = module_steps["conv1d"]
         self.state_tensors(module_steps["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
 
-    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel: Any) -> Tensor:
+    def _convolution_weight(self, proj_name: str, channel_count: Any, kernel_size: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(
-            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+            self.weight(f"{proj_name}_conv1d.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
 
     def kimi_delta(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
@@ -240,17 +242,19 @@ class DeltaRuleKernels(ScanModuleKernels):
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(module_steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
-        o = fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
+        output = (
+            fla.fused_recurrent(aten, v) if runs_recurrently else fla.chunk_kda(aten, q, k, v, g, beta, a_log, dt_bias)
+        )
         weight = self.weight("norm.weight", (op.value_dim,))
-        o = fla.rms_norm_gated(
+        output = fla.rms_norm_gated(
             aten,
-            o,
+            output,
             self.split_heads(self._gate_projection("g", module_steps, x), op.value_dim),
             weight,
             self.accelerator,
         )
-        o = aten.flatten(o, 2)
-        return self.project(module_steps["o_proj"], o)
+        output = aten.flatten(output, 2)
+        return self.project(module_steps["o_proj"], output)
 
     def _convolve_by_name(self, proj_name: str, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         y = self.project(module_steps[f"{proj_name}_proj"], x)

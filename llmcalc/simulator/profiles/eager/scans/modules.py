@@ -105,9 +105,9 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def convolution_filters(self, operation: Step) -> Tensor:
         """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
-        channel_count, kernel = operation.outs[0].width, operation.options["kernel"]
+        channel_count, kernel_size = operation.outs[0].width, operation.options["kernel"]
         return self.t.reshape(
-            self.weight(f"{operation.name}.weight", (channel_count, 1, kernel)), (channel_count, kernel)
+            self.weight(f"{operation.name}.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
 
     def split_heads(self, x: Tensor, head_size: Any) -> Tensor:
@@ -123,12 +123,12 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
         For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
         """
-        aten, kernel = self.t, operation.options["kernel"]
-        if 2 <= kernel <= 4:
+        aten, kernel_size = self.t, operation.options["kernel"]
+        if 2 <= kernel_size <= 4:
             y = causal_conv1d.causal_conv1d_fn(aten, x, self.convolution_filters(operation), self.bias(operation))
             return y if activation_name in (None, "silu") else self.apply_activation(y, activation_name)
-        weight = self.weight(f"{operation.name}.weight", (operation.outs[0].width, 1, kernel))
-        y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel - 1), x.shape[2])
+        weight = self.weight(f"{operation.name}.weight", (operation.outs[0].width, 1, kernel_size))
+        y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel_size - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
     def convolve_after_cached_inputs(self, module_steps: ModuleSteps, x: Tensor, activation_name: str) -> Tensor:
@@ -165,17 +165,17 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_rows: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
-        aten, kernel, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
-        cached_rows = kernel if cached_rows is None else cached_rows
+        aten, kernel_size, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
+        cached_rows = kernel_size if cached_rows is None else cached_rows
         channel_count, tokens = operation.outs[0].width, x.shape[2]
-        weight = self.conv_weight(operation, (channel_count, 1, kernel))
+        weight = self.conv_weight(operation, (channel_count, 1, kernel_size))
         if stored_inputs is None:
-            output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel - 1), tokens)
+            output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel_size - 1), tokens)
             padded_input = aten.pad(x, tokens + cached_rows)
         else:
             padded_input = aten.cat([stored_inputs[0], x])
             output = aten.convolution(
-                aten.slice(padded_input, tokens + kernel - 1), weight, self.bias(operation), tokens
+                aten.slice(padded_input, tokens + kernel_size - 1), weight, self.bias(operation), tokens
             )
         self.store_in_cache(state_name, aten.slice(padded_input, cached_rows))
         return output
