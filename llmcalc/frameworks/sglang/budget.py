@@ -30,7 +30,13 @@ from .cuda_graphs import decode_graphs_mib, prompt_graphs_mib
 from .flags import SCHEMES
 from .host_experts import host_expert_notes, host_experts_bytes
 from .recurrent_states import RankLoad, StatePool, state_pool
-from .speculation import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
+from .speculation import (
+    DEFAULT_REQUESTS_WITH_DRAFTS,
+    Speculation,
+    draft_layers,
+    draft_vocabulary_tables,
+    speculation_of,
+)
 from .versions import SGLangRecord, SGLangRules, sglang_record
 from .weights import loaded_scale_bytes, unused_segment_bytes
 
@@ -436,11 +442,30 @@ class SGLangServer(EngineServer):
         return (
             rank.weight_bytes
             + draft_bytes
+            + self.draft_vocabulary_bytes(rank)
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
             + unused_segment_bytes(rank)
             + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
+        )
+
+    def draft_vocabulary_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
+
+        On a stage without the draft: 0. Attention's ranks divide the embedding, all ranks the head.
+        """
+        if self.speculation.with_mtp and not rank.with_mtp:
+            return 0
+        model, attention_ranks = self.preset.model, self.tp // (self.dp if self.has_divided_attention else 1)
+        ranks_of_table = {
+            "embed_tokens": attention_ranks,
+            "lm_head": attention_ranks if self.flags.get("enable_dp_lm_head") else self.tp,
+        }
+        table_bytes = int(model.vocab_size) * int(model.hidden_size) * self.element_bytes
+        return sum(
+            table_bytes // ranks_of_table[table_name]
+            for table_name in draft_vocabulary_tables(self.speculation, self.preset)
         )
 
     @property
@@ -646,6 +671,12 @@ def _server_notes(server: SGLangServer) -> list[str]:
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
+        )
+    draft_table_bytes = server.draft_vocabulary_bytes(server.rank_of_stage(server.pp - 1))
+    if draft_table_bytes:
+        server_notes.append(
+            f"weights: {draft_table_bytes / 2**30:.2f} GiB are an embedding and a head of the draft's own, which are "
+            "released for the target's after the cache is sized (sglang issue 36452)"
         )
     if server.has_divided_attention:
         server_notes.append(f"each of the {server.dp} replicas of attention has that many tokens")

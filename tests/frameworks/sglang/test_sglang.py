@@ -120,6 +120,22 @@ def test_drafts_are_counted_from_0_5_14_on() -> None:
     assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("loaded_gib", "flags"),
+    [
+        (5.18, {"quantize": "fp8-block128"}),  # github.com/sgl-project/sglang/pull/35996
+        (5.53, {"hardware": "a100-pcie"}),  # index:68576807532, in 16 bits
+        (2.57, {"hardware": "rtx-3090", "tp": 2, "quantize": "w4a16-g128"}),  # github.com/sgl-project/sglang/pull/32468
+    ],
+)
+def test_a_draft_loads_its_own_embedding_and_head(loaded_gib: float, flags: dict[str, Any]) -> None:
+    """Logs of Qwen3.8 27B print what its module of multi-token prediction takes before the cache is sized."""
+    chosen = {"version": "0.5.19", "mem_fraction_static": 0.9, **flags}
+    plain, drafted = (memory("qwen3.8-27b", **chosen, **spec) for spec in ({}, {"speculative_algorithm": "nextn"}))
+    assert (drafted.bytes_of("weights") - plain.bytes_of("weights")) / GIB == pytest.approx(loaded_gib, abs=0.02)
+    assert any("sglang issue 36452" in note for note in drafted.notes)
+
+
 def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:
     """DeepSeek-V4-Pro takes 125.65 GB of an H200 (SemiAnalysisAI/InferenceX#2128): a float32 scale for 32 elements."""
 
