@@ -136,6 +136,39 @@ def test_a_draft_loads_its_own_embedding_and_head(loaded_gib: float, flags: dict
     assert any("sglang issue 36452" in note for note in drafted.notes)
 
 
+def test_tokens_that_deepep_sends_to_experts() -> None:
+    """Four H200s of https://github.com/sgl-project/sglang/issues/24650 have 1,066,240 tokens beside a draft.
+
+    Each has the shared experts whole: three matrices of 4,096 x 2,048 in fp8 in 43 layers, with scales of blocks.
+    """
+    flags = {"hardware": "h200", "version": "0.5.12", "tp": 4, "mem_fraction_static": 0.7, "max_running_requests": 128}
+    drafts = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 1, "speculative_num_draft_tokens": 2}
+    model = "sgl-project/DeepSeek-V4-Flash-FP8"
+    sent = memory(model, moe_a2a_backend="deepep", **flags, **drafts)
+    assert sent.kv_tokens == pytest.approx(1066240, rel=0.03)
+    divided = memory(model, ep_size=4, **flags, **drafts)
+    more = sent.bytes_of("weights") - divided.bytes_of("weights")
+    assert more == pytest.approx(43 * 3 * 4096 * 2048 * 3 / 4, rel=0.001)
+    assert any("the library that sends tokens" in note for note in sent.notes)
+
+
+def test_the_default_fraction_reserves_buffers_of_deepep() -> None:
+    """2 GiB from 0.5.16 on where decoding steps are graphs, and 1 GiB for prompts in graphs with breaks."""
+
+    def fraction(version: str, **flags: Any) -> float:
+        answer = memory("deepseek-v3", hardware="h200", version=version, tp=8, **flags)
+        return float(answer.assumed["--mem-fraction-static"])
+
+    shown = 143771 / 1024
+    for version, flags, reserved in (
+        ("0.5.14", {}, 0.0),
+        ("0.5.19", {}, 3.0),
+        ("0.5.19", {"disable_cuda_graph": True}, 0.0),
+    ):
+        saved = fraction(version, **flags) - fraction(version, **flags, moe_a2a_backend="deepep")
+        assert saved * shown == pytest.approx(reserved, abs=0.15), version
+
+
 def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:
     """DeepSeek-V4-Pro takes 125.65 GB of an H200 (SemiAnalysisAI/InferenceX#2128): a float32 scale for 32 elements."""
 
