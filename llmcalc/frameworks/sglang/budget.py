@@ -38,7 +38,7 @@ from .speculation import (
     speculation_of,
 )
 from .versions import SGLangRecord, SGLangRules, sglang_record
-from .weights import loaded_scale_bytes, unused_segment_bytes
+from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -451,6 +451,7 @@ class SGLangServer(EngineServer):
         return (
             rank.weight_bytes
             + self.repeated_bytes(rank)
+            + self.copied_projection_bytes(rank)
             + draft_bytes
             + self.draft_vocabulary_bytes(rank)
             - host_expert_bytes
@@ -459,6 +460,12 @@ class SGLangServer(EngineServer):
             + unused_segment_bytes(rank)
             + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
         )
+
+    def copied_projection_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes of the copies of MLA's up-projections; 0 for classes that free the up-projections."""
+        if not {*self.architectures}.isdisjoint(self.engine_record.replaced_projections):
+            return 0
+        return copied_projection_bytes(rank, self.element_bytes, is_nvidia=not self.is_amd)
 
     def draft_vocabulary_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.

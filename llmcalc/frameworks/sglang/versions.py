@@ -102,9 +102,11 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     """The contents of `presets/engines/sglang.toml`.
 
     unscaled_tables: classes whose tables of cosines and sines ignore scaled positions.
+    replaced_projections: classes that free MLA's up-projections once they have copies of them.
     """
 
     unscaled_tables: tuple[str, ...]
+    replaced_projections: tuple[str, ...]
     fractions_by_tp: tuple[TpMemoryFraction, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)

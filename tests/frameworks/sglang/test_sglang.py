@@ -136,6 +136,30 @@ def test_a_draft_loads_its_own_embedding_and_head(loaded_gib: float, flags: dict
     assert any("sglang issue 36452" in note for note in drafted.notes)
 
 
+@pytest.mark.parametrize(
+    ("target", "hardware", "flags", "copied_bytes"),
+    [
+        ("deepseek-v3", "h200", {"tp_size": 8}, 61 * 16 * 512 * 256 * 2),  # blocks of fp8, copied in 16 bits
+        ("deepseek-v3", "mi355x", {"tp_size": 8}, 61 * 16 * 512 * 256),
+        ("deepseek-v3", "h200", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 61 * 128 * 512 * 256 * 2),
+        ("RedHatAI/DeepSeek-Coder-V2-Lite-Instruct-FP8", "h200", {}, 27 * 16 * 512 * 256),
+        ("glm-4.7-flash", "h200", {"tp_size": 2}, 47 * 10 * 512 * (192 + 256) * 2),
+        ("minicpm3-4b", "h200", {}, 0),
+    ],
+)
+def test_copies_of_up_projections(target: str, hardware: str, flags: dict[str, Any], copied_bytes: int) -> None:
+    """models/deepseek_common/deepseek_weight_loader.py of 0.5.19 stores `w_kc` and `w_vc` beside `kv_b_proj`.
+
+    models/minicpm3.py deletes `kv_b_proj`. GLM-4.7-Flash takes 28.79 GiB of each of two NPUs (index:53378181608).
+    """
+    server = SGLangServer(llmcalc.load(target), find_hardware(hardware), engine_and_version("sglang==0.5.19")[1], flags)
+    rank = server.rank_of_stage(0)
+    assert server.copied_projection_bytes(rank) == copied_bytes
+    assert server.loaded_bytes(rank) >= rank.weight_bytes + copied_bytes
+    if target == "glm-4.7-flash":
+        assert server.loaded_bytes(rank) / GIB == pytest.approx(28.79, rel=0.02)
+
+
 def test_tokens_that_deepep_sends_to_experts() -> None:
     """Four H200s of https://github.com/sgl-project/sglang/issues/24650 have 1,066,240 tokens beside a draft.
 
