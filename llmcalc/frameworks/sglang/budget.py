@@ -16,7 +16,7 @@ from ...components.mixers.mla import MLA
 from ...components.no_head import NoHead
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
-from ...parallel.layout import ONE_DEVICE, Layout
+from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
@@ -26,13 +26,19 @@ from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed_pools import compressed_tokens
-from .cuda_graphs import decode_graphs_mib, prompt_graphs_mib
+from .cuda_graphs import decode_graphs_mib, exchange_buffers_mib, prompt_graphs_mib
 from .flags import SCHEMES
 from .host_experts import host_expert_notes, host_experts_bytes
 from .recurrent_states import RankLoad, StatePool, state_pool
-from .speculation import DEFAULT_REQUESTS_WITH_DRAFTS, Speculation, draft_layers, speculation_of
+from .speculation import (
+    DEFAULT_REQUESTS_WITH_DRAFTS,
+    Speculation,
+    draft_layers,
+    draft_vocabulary_tables,
+    speculation_of,
+)
 from .versions import SGLangRecord, SGLangRules, sglang_record
-from .weights import loaded_scale_bytes, unused_segment_bytes
+from .weights import copied_projection_bytes, loaded_scale_bytes, unused_segment_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -171,6 +177,11 @@ class SGLangServer(EngineServer):
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
+    def sends_tokens(self) -> bool:
+        """Whether a library such as DeepEP sends tokens to experts; every rank then has all shared experts."""
+        return bool(self.flags.get("enable_deepep_moe")) or self.flags.get("moe_a2a_backend", "none") != "none"
+
+    @property
     def device_count(self) -> int:
         """The number of devices of all replicas."""
         return self.tp * self.pp * (1 if self.has_divided_attention else self.dp)
@@ -184,9 +195,11 @@ class SGLangServer(EngineServer):
     def whole_layout(self) -> Layout:
         """The layout of all devices, with data-parallel replicas and expert-parallel groups.
 
-        The groups have `--ep-size` ranks; with `--enable-ep-moe` those of tensor parallelism (`server_args.py`).
+        The groups have `--ep-size` ranks; with `--enable-ep-moe`, or tokens that a library sends to experts, those of
+        tensor parallelism (`server_args.py`).
         """
-        expert_ranks = self.tp if self.flags.get("enable_ep_moe") else int(self.flags.get("ep_size", 1))
+        has_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
+        expert_ranks = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
         expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
         tp = self.tp // self.dp if self.has_divided_attention else self.tp
         return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
@@ -348,8 +361,10 @@ class SGLangServer(EngineServer):
         prompt_graph_mib = prompt_graphs_mib(
             version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
         )
-        reserved_gib += prompt_graph_mib / 1024
-        return (max(reserved_gib, 10.0) if memory_gib > 60 else reserved_gib) + self.draft_reserve_gib
+        exchange_graph_mib, exchange_mib = exchange_buffers_mib(version_rules, self.flags, prompt_graph_mib > 0)
+        reserved_gib += (prompt_graph_mib + exchange_graph_mib) / 1024
+        least_gib = 10.0 if memory_gib > 60 else 0.0
+        return max(reserved_gib, least_gib) + exchange_mib / 1024 + self.draft_reserve_gib
 
     @property
     def reads_cache_scheme(self) -> bool:
@@ -421,7 +436,7 @@ class SGLangServer(EngineServer):
 
     def loaded_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of memory that loading takes: weights, draft weights, RoPE tables and adapter slots."""
-        has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe")
+        has_expert_ranks = "ep_size" in self.flags or self.flags.get("enable_ep_moe") or self.sends_tokens
         rank.check_block_division(
             self.whole_layout if has_expert_ranks else None,
             QKV_PROJECTIONS if _has_narrow_values(self.preset) else frozenset(),
@@ -429,18 +444,45 @@ class SGLangServer(EngineServer):
         is_scaled = {*self.architectures}.isdisjoint(self.engine_record.unscaled_tables)
         rope_table_bytes = rank.rope_table_elements(is_scaled=is_scaled) * ROPE_BYTES
         adapter_slot_bytes = adapter_bytes(rank, self.flags, self.element_bytes)
-        host_expert_bytes = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
+        host_expert_bytes = host_experts_bytes(rank, self.flags)
         draft_bytes = (
             0 if self.draft is None else self.draft.weight_bytes + self.draft.rope_table_elements() * ROPE_BYTES
         )
         return (
             rank.weight_bytes
+            + self.repeated_bytes(rank)
+            + self.copied_projection_bytes(rank)
             + draft_bytes
+            + self.draft_vocabulary_bytes(rank)
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
             + unused_segment_bytes(rank)
             + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
+        )
+
+    def copied_projection_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes of the copies of MLA's up-projections; 0 for classes that free the up-projections."""
+        if not {*self.architectures}.isdisjoint(self.engine_record.replaced_projections):
+            return 0
+        return copied_projection_bytes(rank, self.element_bytes, is_nvidia=not self.is_amd)
+
+    def draft_vocabulary_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
+
+        On a stage without the draft: 0. Attention's ranks divide the embedding, all ranks the head.
+        """
+        if self.speculation.with_mtp and not rank.with_mtp:
+            return 0
+        model, attention_ranks = self.preset.model, self.tp // (self.dp if self.has_divided_attention else 1)
+        ranks_of_table = {
+            "embed_tokens": attention_ranks,
+            "lm_head": attention_ranks if self.flags.get("enable_dp_lm_head") else self.tp,
+        }
+        table_bytes = int(model.vocab_size) * int(model.hidden_size) * self.element_bytes
+        return sum(
+            table_bytes // ranks_of_table[table_name]
+            for table_name in draft_vocabulary_tables(self.speculation, self.preset)
         )
 
     @property
@@ -449,11 +491,27 @@ class SGLangServer(EngineServer):
         default_backend = "marlin" if float(self.hardware.compute_capability or 0) >= MARLIN_CAPABILITY else "auto"
         return str(self.flags.get("moe_runner_backend", default_backend)).lower() == "marlin"
 
-    def repeated_dense_bytes(self, rank: EngineRank) -> int:
-        """Returns the additional bytes of dense networks that every rank stores in full, in a model with experts."""
-        if not self.flags.get("moe_dense_tp_size") or rank.widest_networks[2] is None:
+    def repeated_bytes(self, rank: EngineRank) -> int:
+        """Returns the additional bytes of networks that every rank stores in full, in a model with experts.
+
+        These are dense networks (`--moe-dense-tp-size`), and shared experts beside those that get tokens from a library
+        (models/deepseek_v2.py, qwen2_moe.py, glm4_moe.py).
+        """
+        if rank.widest_networks[2] is None:
             return 0
-        whole_bytes = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
+        components = [
+            component_name
+            for component_name, is_whole in (
+                ("feed_forward", self.flags.get("moe_dense_tp_size")),
+                ("shared_expert", self.sends_tokens),
+            )
+            if is_whole
+        ]
+        if not components:
+            return 0
+        stage = rank.layout.coordinates(rank.rank).pp
+        whole_rank = replace(rank, layout=replace(self.layout, tp=1), rank=stage)
+        whole_bytes = sum(whole_rank.weights_by_component.get(component_name, 0) for component_name in components)
         return whole_bytes - whole_bytes // self.tp
 
     @property
@@ -646,6 +704,17 @@ def _server_notes(server: SGLangServer) -> list[str]:
     if "speculative_algorithm" in server.flags and not server.rules.counts_drafts:
         server_notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
+        )
+    draft_table_bytes = server.draft_vocabulary_bytes(server.rank_of_stage(server.pp - 1))
+    if draft_table_bytes:
+        server_notes.append(
+            f"weights: {draft_table_bytes / 2**30:.2f} GiB are an embedding and a head of the draft's own, which are "
+            "released for the target's after the cache is sized (sglang issue 36452)"
+        )
+    if server.sends_tokens:
+        server_notes.append(
+            "buffers of the library that sends tokens to experts are allocated with the first batch, and take what the "
+            "fraction leaves"
         )
     if server.has_divided_attention:
         server_notes.append(f"each of the {server.dp} replicas of attention has that many tokens")

@@ -31,10 +31,31 @@ FLAGS_WITHOUT_PROMPT_GRAPHS = (
 
 def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequences: int) -> int:
     """Returns the MiB reserved for graphs of decoding steps. sequences: sequences in the largest graph."""
-    has_no_decode_graphs = flags.get("disable_cuda_graph") or flags.get("cuda_graph_backend_decode") == "disabled"
-    if version_rules.reserves_used_graphs and (has_no_decode_graphs or flags.get("disaggregation_mode") == "prefill"):
+    if version_rules.reserves_used_graphs and not _has_decode_graphs(flags):
         return 0
     return 2 * sequences
+
+
+def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
+    """Whether decoding steps run as CUDA graphs; DeepEP's mode for prompts has none."""
+    return not (
+        flags.get("disable_cuda_graph")
+        or flags.get("cuda_graph_backend_decode") == "disabled"
+        or flags.get("disaggregation_mode") == "prefill"
+    )
+
+
+def exchange_buffers_mib(
+    version_rules: SGLangRules, flags: Mapping[str, Any], has_prompt_graphs: bool
+) -> tuple[int, int]:
+    """Returns the MiB reserved for DeepEP: within the least reserve of large devices, and beside it."""
+    if flags.get("moe_a2a_backend") != "deepep":
+        return 0, 0
+    has_breaks = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
+    return (
+        version_rules.exchange_prompt_mib if has_breaks else 0,
+        version_rules.exchange_mib if _has_decode_graphs(flags) else 0,
+    )
 
 
 def prompt_graphs_mib(

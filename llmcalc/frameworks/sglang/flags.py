@@ -21,6 +21,9 @@ QUANTIZATION_WORDS = (
 GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
 """How graphs are captured."""
 
+EXCHANGES = ("deepep", "mooncake", "nixl", "mori")
+"""Libraries that send tokens to experts of which all ranks of tensor parallelism divide the number."""
+
 FLAGS = (
     Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "number", most=1024),
     Flag(("--pp-size", "--pp", "--pipeline-parallel-size"), "number", most=1024),
@@ -62,7 +65,7 @@ FLAGS = (
     Flag(("--quantization",), "word", QUANTIZATION_WORDS),
     Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
     Flag(("--disaggregation-mode",), "word", ("null", "prefill", "decode")),
-    Flag(("--moe-a2a-backend",), "word", ("none",), is_idle=True),
+    Flag(("--moe-a2a-backend",), "word", ("none", *EXCHANGES)),
     Flag(("--moe-runner-backend",)),
     Flag(
         ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
@@ -112,11 +115,7 @@ FLAGS = (
         switch_names="--enable-eplb --enable-elastic-expert-backup",
     ),
     Flag(("--enable-ep-moe",), "switch"),
-    Flag(
-        ("--enable-deepep-moe",),
-        "switch",
-        refused="DeepEP's buffers and whole shared experts: not modelled; --ep-size of all ranks counts the rest",
-    ),
+    Flag(("--enable-deepep-moe",), "switch"),
     *refused_flags("dual batches", switch_names="--enable-two-batch-overlap --enable-pdmux"),
     *refused_flags(
         "context parallelism",

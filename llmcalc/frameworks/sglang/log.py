@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..logs.log_contents import (
     AMOUNT,
@@ -38,6 +38,8 @@ PATTERNS = (
 NO_CACHE_AFTER_WEIGHTS = "Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static"
 """The refusal of a server without room for its cache in mid-2026 builds (mem_cache/kv_cache_configurator.py)."""
 
+GIB = 2**30
+
 RANK_HINTS = ("Load weight ", "KV Cache is allocated.", "max_total_num_tokens=")
 """Parts of the lines by which the first rank of a log is found."""
 
@@ -70,7 +72,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="SGLang",
         terms=memory_terms,
         version=log_values.version,
-        free_bytes=log_values.last_size("free"),
+        free_bytes=_free_bytes(log_values),
         model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
         | ({} if logged_flags else layout_flags)
@@ -110,12 +112,48 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
     return rank_match is not None and int(rank_match[1]) != first_rank
 
 
+class ModelLoad(NamedTuple):
+    """The loading of a model, and of a draft that is loaded before the KV cache is sized.
+
+    free_bytes: what was free before. weight_bytes: what loading took. left_bytes: what was free after the model.
+    """
+
+    free_bytes: int
+    weight_bytes: int
+    left_bytes: int
+
+
+def _model_loads(log_values: LogValues) -> list[ModelLoad]:
+    """Returns the loads of a log's first rank, one of every start; none if the log does not print all of their sizes.
+
+    A draft is loaded into what the model left. Up to 0.5.13 that is after the cache is allocated, which leaves less.
+    """
+    sizes_of_loads = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
+    loads: list[ModelLoad] = []
+    if len({len(byte_sizes) for byte_sizes in sizes_of_loads}) != 1:
+        return []
+    for free_bytes, weight_bytes, left_bytes in zip(*sizes_of_loads, strict=True):
+        if not loads or free_bytes > loads[-1].free_bytes - loads[-1].weight_bytes // 2:
+            loads.append(ModelLoad(free_bytes, weight_bytes, left_bytes))
+        elif free_bytes >= loads[-1].left_bytes - GIB:
+            loads[-1] = loads[-1]._replace(weight_bytes=loads[-1].weight_bytes + weight_bytes)
+    return loads
+
+
+def _free_bytes(log_values: LogValues) -> int | None:
+    """Returns the bytes that were free before the last start loaded its model; None if the log does not say."""
+    loads = _model_loads(log_values)
+    return loads[-1].free_bytes if loads else log_values.last_size("free")
+
+
 def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterator[LogTerm]:
     memory_fraction = str(logged_flags.get("mem_fraction_static", ""))
-    free_bytes = log_values.last_size("free")
+    free_bytes = _free_bytes(log_values)
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", memory_fraction):
         yield LogTerm("budget", int(free_bytes * float(memory_fraction)))
-    yield from log_values.largest_terms("weights", "cuda_graphs")
+    if loads := _model_loads(log_values):
+        yield LogTerm("weights", max(load.weight_bytes for load in loads))
+    yield from log_values.largest_terms("cuda_graphs", *(() if loads else ("weights",)))
     remaining_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and remaining_bytes is not None:  # before 0.4.4
         yield LogTerm("weights", free_bytes - remaining_bytes)

@@ -85,6 +85,19 @@ def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectur
     return 8 if draft_algorithm != "standalone" and "LlamaForCausalLM" in architectures else 4
 
 
+def draft_vocabulary_tables(speculation: Speculation, preset: Preset) -> tuple[str, ...]:
+    """Returns the tables of the target's vocabulary that the class of a draft allocates: `embed_tokens`, `lm_head`.
+
+    They are released for those of the target after the KV cache is sized (speculative/eagle_worker_v2.py,
+    `alloc_memory_pool` and `init_lm_head`).
+    """
+    if speculation.draft is not None:
+        return speculation.draft.model.from_target
+    if not speculation.with_mtp:
+        return ()
+    return ("embed_tokens",) if preset.model.tie_word_embeddings else ("embed_tokens", "lm_head")
+
+
 def draft_layers(speculation: Speculation, preset: Preset) -> int:
     """Returns the number of draft layers, each of which caches the same tokens as the target model.
 

@@ -27,6 +27,8 @@ class SGLangRules(VersionRules):
     divided_pools: whether windowed layers and states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
     counts_drafts: whether a draft's weights and cache are taken from the cache's memory.
+    exchange_mib, exchange_prompt_mib: MiB that are reserved for DeepEP's buffers beside graphs of decoding steps, and
+        for graphs of prompts with breaks.
     cache_scheme_of_checkpoint: whether a checkpoint's scheme for caches is used by default.
     aiter_share: factor of the fraction where AMD's kernels run attention and requests are long (`aiter`).
     raw_latents_on_amd: whether AMD's kernels read latents of 8 bits without scales.
@@ -52,6 +54,8 @@ class SGLangRules(VersionRules):
     cache_scheme_of_checkpoint: bool = False
     draft_reserve_gib: float = 2
     counts_drafts: bool = False
+    exchange_mib: int = 0
+    exchange_prompt_mib: int = 0
     aiter_share: float = 1
     raw_latents_on_amd: bool = False
     prompt_graphs: Literal["off", "compiled", "breakable"] = "off"
@@ -98,9 +102,11 @@ class SGLangRecord(EngineRecord[SGLangRules]):
     """The contents of `presets/engines/sglang.toml`.
 
     unscaled_tables: classes whose tables of cosines and sines ignore scaled positions.
+    replaced_projections: classes that free MLA's up-projections once they have copies of them.
     """
 
     unscaled_tables: tuple[str, ...]
+    replaced_projections: tuple[str, ...]
     fractions_by_tp: tuple[TpMemoryFraction, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[MeasuredCudaContext, ...] = Field(min_length=1)

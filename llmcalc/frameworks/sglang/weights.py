@@ -1,4 +1,4 @@
-"""The bytes beside weights that SGLang counts as weights, since it reads free memory: rests of segments, scales."""
+"""Bytes beside weights that SGLang counts as weights, since it reads free memory: copies, rests of segments, scales."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
 def unused_segment_bytes(rank: EngineRank) -> int:
     """Returns the unused bytes in the allocator's segments of weights; 0 where ranks divide blocks with one scale."""
     return sum(rest_bytes * segments for rest_bytes, segments in segment_remainders(rank).items())
+
+
+def copied_projection_bytes(rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:
+    """Returns the bytes of MLA's up-projections that stay in memory as copies for absorbed matrix products.
+
+    Float8 weights stay in float8, with one scale of a matrix; NVIDIA's GPUs get blocks of them in 16 bits
+    (models/deepseek_common/deepseek_weight_loader.py, `post_load_weights`).
+    """
+    quantization = rank.quantization
+    has_square_blocks = quantization is not None and quantization.has_square_blocks
+    is_float8 = "fp8" in rank.weight_kernels and not (is_nvidia and has_square_blocks)
+    return rank.up_projection_size * (1 if is_float8 else element_bytes)

@@ -284,6 +284,27 @@ def test_weights_of_sglang_by_the_free_memory_and_of_another_rank(tmp_path: Path
     assert document["terms"][0]["log"] == pytest.approx(7.21 * 2**30)
 
 
+def test_a_draft_is_loaded_beside_its_target(tmp_path: Path) -> None:
+    """Sizes of https://github.com/sgl-project/sglang/pull/35996; a draft after the cache (to 0.5.13) is not counted."""
+    file = tmp_path / "sglang.log"
+    log_lines = (
+        "server_args=ServerArgs(model_path='Qwen/Qwen3.8-27B-FP8', tp_size=1, speculative_algorithm='NEXTN')\n"
+        "Load weight begin. avail mem=78.68 GB\n"
+        "Load weight end. type=Qwen3_5ForConditionalGeneration, avail mem=50.29 GB, mem usage=28.39 GB.\n"
+        "Load weight begin. avail mem={free:.2f} GB\n"
+        "Load weight end. type=Qwen3_5ForCausalLMMTP, avail mem={left:.2f} GB, mem usage=5.18 GB.\n"
+    )
+    weights = {}
+    for version, free in (("0.5.19", 50.29), ("0.5.13", 20.29)):
+        file.write_text(log_lines.format(free=free, left=free - 5.18))
+        document = functions.explain_log(file, engine=f"sglang=={version}", hardware="h100").document
+        weights[version] = next(term for term in document["terms"] if term["name"] == "weights")
+    assert weights["0.5.19"]["log"] == pytest.approx(33.57 * 2**30)
+    assert weights["0.5.13"]["log"] == pytest.approx(28.39 * 2**30)
+    for term in weights.values():
+        assert term["computed"] == pytest.approx(term["log"], rel=0.002)
+
+
 def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> None:
     file = tmp_path / "sglang.log"
     file.write_text(

@@ -120,6 +120,79 @@ def test_drafts_are_counted_from_0_5_14_on() -> None:
     assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("loaded_gib", "flags"),
+    [
+        (5.18, {"quantize": "fp8-block128"}),  # github.com/sgl-project/sglang/pull/35996
+        (5.53, {"hardware": "a100-pcie"}),  # index:68576807532, in 16 bits
+        (2.57, {"hardware": "rtx-3090", "tp": 2, "quantize": "w4a16-g128"}),  # github.com/sgl-project/sglang/pull/32468
+    ],
+)
+def test_a_draft_loads_its_own_embedding_and_head(loaded_gib: float, flags: dict[str, Any]) -> None:
+    """Logs of Qwen3.8 27B print what its module of multi-token prediction takes before the cache is sized."""
+    chosen = {"version": "0.5.19", "mem_fraction_static": 0.9, **flags}
+    plain, drafted = (memory("qwen3.8-27b", **chosen, **spec) for spec in ({}, {"speculative_algorithm": "nextn"}))
+    assert (drafted.bytes_of("weights") - plain.bytes_of("weights")) / GIB == pytest.approx(loaded_gib, abs=0.02)
+    assert any("sglang issue 36452" in note for note in drafted.notes)
+
+
+@pytest.mark.parametrize(
+    ("target", "hardware", "flags", "copied_bytes"),
+    [
+        ("deepseek-v3", "h200", {"tp_size": 8}, 61 * 16 * 512 * 256 * 2),  # blocks of fp8, copied in 16 bits
+        ("deepseek-v3", "mi355x", {"tp_size": 8}, 61 * 16 * 512 * 256),
+        ("deepseek-v3", "h200", {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 61 * 128 * 512 * 256 * 2),
+        ("RedHatAI/DeepSeek-Coder-V2-Lite-Instruct-FP8", "h200", {}, 27 * 16 * 512 * 256),
+        ("glm-4.7-flash", "h200", {"tp_size": 2}, 47 * 10 * 512 * (192 + 256) * 2),
+        ("minicpm3-4b", "h200", {}, 0),
+    ],
+)
+def test_copies_of_up_projections(target: str, hardware: str, flags: dict[str, Any], copied_bytes: int) -> None:
+    """models/deepseek_common/deepseek_weight_loader.py of 0.5.19 stores `w_kc` and `w_vc` beside `kv_b_proj`.
+
+    models/minicpm3.py deletes `kv_b_proj`. GLM-4.7-Flash takes 28.79 GiB of each of two NPUs (index:53378181608).
+    """
+    server = SGLangServer(llmcalc.load(target), find_hardware(hardware), engine_and_version("sglang==0.5.19")[1], flags)
+    rank = server.rank_of_stage(0)
+    assert server.copied_projection_bytes(rank) == copied_bytes
+    assert server.loaded_bytes(rank) >= rank.weight_bytes + copied_bytes
+    if target == "glm-4.7-flash":
+        assert server.loaded_bytes(rank) / GIB == pytest.approx(28.79, rel=0.02)
+
+
+def test_tokens_that_deepep_sends_to_experts() -> None:
+    """Four H200s of https://github.com/sgl-project/sglang/issues/24650 have 1,066,240 tokens beside a draft.
+
+    Each has the shared experts whole: three matrices of 4,096 x 2,048 in fp8 in 43 layers, with scales of blocks.
+    """
+    flags = {"hardware": "h200", "version": "0.5.12", "tp": 4, "mem_fraction_static": 0.7, "max_running_requests": 128}
+    drafts = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 1, "speculative_num_draft_tokens": 2}
+    model = "sgl-project/DeepSeek-V4-Flash-FP8"
+    sent = memory(model, moe_a2a_backend="deepep", **flags, **drafts)
+    assert sent.kv_tokens == pytest.approx(1066240, rel=0.03)
+    divided = memory(model, ep_size=4, **flags, **drafts)
+    more = sent.bytes_of("weights") - divided.bytes_of("weights")
+    assert more == pytest.approx(43 * 3 * 4096 * 2048 * 3 / 4, rel=0.001)
+    assert any("the library that sends tokens" in note for note in sent.notes)
+
+
+def test_the_default_fraction_reserves_buffers_of_deepep() -> None:
+    """2 GiB from 0.5.16 on where decoding steps are graphs, and 1 GiB for prompts in graphs with breaks."""
+
+    def fraction(version: str, **flags: Any) -> float:
+        answer = memory("deepseek-v3", hardware="h200", version=version, tp=8, **flags)
+        return float(answer.assumed["--mem-fraction-static"])
+
+    shown = 143771 / 1024
+    for version, flags, reserved in (
+        ("0.5.14", {}, 0.0),
+        ("0.5.19", {}, 3.0),
+        ("0.5.19", {"disable_cuda_graph": True}, 0.0),
+    ):
+        saved = fraction(version, **flags) - fraction(version, **flags, moe_a2a_backend="deepep")
+        assert saved * shown == pytest.approx(reserved, abs=0.15), version
+
+
 def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:
     """DeepSeek-V4-Pro takes 125.65 GB of an H200 (SemiAnalysisAI/InferenceX#2128): a float32 scale for 32 elements."""
 
