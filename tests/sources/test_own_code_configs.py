@@ -331,6 +331,31 @@ def test_solar_open_2_has_linear_attention_in_three_of_four_layers() -> None:
         llmcalc.params({**solar, "gqa_layers": [48]})
 
 
+def test_gigachat_3_5_has_a_gate_of_low_rank_on_every_norm() -> None:
+    """GigaChat3.5-432B-A28B-Reasoning: its index states 445,994,440,544 bytes.
+
+    Matrices in FP8 have a scale in float32 per block of 128 × 128; each of the three modules of multi-token prediction
+    stores copies of embedding and head, in bfloat16 as what remains.
+    """
+    h, heads, q, latent, v = 7168, 64, 1536, 512, 128256
+    config = {"model_type": "gigachat3_5", "full_attention_layers": [*range(3, 40, 4)], "num_nextn_predict_layers": 3}
+    full = [(h, q), (q, heads * 192), (h, latent + 64), (latent, heads * 256), (heads * 128, h), (h, heads * 128)]
+    linear, ffn, expert = [(h, 2 * 4096 + 2 * 8192), (8192, h)], 3 * [(h, 18432)], 3 * [(h, 2048)]
+    matrices = 13 * full + 30 * linear + 6 * ffn + 37 * 257 * expert
+    fp8 = sum(rows * columns for rows, columns in matrices)
+    scales = sum(-(-rows // 128) * -(-columns // 128) for rows, columns in matrices)
+    norms = (4 * 43 + 1 + 9) * 33 * h + 13 * 33 * (q + latent) + 30 * 128
+    convolutions = 30 * 4 * (2 * 4096 + 8192)
+    rest = norms + 37 * 256 * h + convolutions + 30 * (2 * heads + 2 * heads * h) + 3 * 2 * h * h + 2 * v * h
+    answer = llmcalc.params(config, with_mtp=True)
+    assert answer.total == fp8 + rest == 432_569_019_904
+    assert fp8 + 4 * scales + 2 * (rest + 37 * 256 + 6 * v * h) == 445_994_440_544
+    with pytest.raises(InputError, match="full_attention_layers: a list; expected layers from 0 to 39"):
+        llmcalc.params({**config, "full_attention_layers": [40]})
+    with pytest.raises(InputError, match="linear_gating_type: 'sigmoid_gate'; expected one of"):
+        llmcalc.params({**config, "linear_gating_type": "sigmoid_gate"})
+
+
 def test_a_deepseek_config_with_gated_attention_is_read_as_instella_moe() -> None:
     """Instella-MoE-16B-A3B: its index has 31,725,581,824 bytes, 1,664 elements of them the routers' corrections."""
     config = {"model_type": "deepseek_v3", "architectures": ["InstellaMoEForCausalLM"], "gated_attention": True}

@@ -264,7 +264,6 @@ UNDESCRIBED_PARTS = {
     "evabyte": "attention to chunks that are summarized by random features (EVA)",
     "forgetting_transformer": "attention whose scores decay by forget gates (FoX)",
     "gated_deltaproduct": "several steps of a delta rule for each token (DeltaProduct)",
-    "gigachat3_5": "norms gated by a projection of rank 16, also within latent attention",
     "granite_switch": "adapters of low rank that each token chooses",
     "gsa": "attention to slots that decay (GSA)",
     "hgrn": "a gated recurrence with lower bounds by layer (HGRN)",
