@@ -356,6 +356,21 @@ def test_gigachat_3_5_has_a_gate_of_low_rank_on_every_norm() -> None:
         llmcalc.params({**config, "linear_gating_type": "sigmoid_gate"})
 
 
+def test_iquest_q1_has_a_key_of_each_key_value_head_as_sink() -> None:
+    """IQuest-Q1, published as 320B, whose sizes are the defaults of its class: SGLang's models/iquest_q1.py."""
+    h, v, experts, width, depth = 3072, 160000, 256, 1536, 88
+    attention = 2 * h * 48 * 128 + 2 * h * 8 * 128 + 2 * 128 + 8 * 128  # with the norms of heads and the sinks
+    layers = depth * (attention + 3 * h) + 3 * h * 12288 + (depth - 1) * experts * (3 * h * width + h)
+    answer = llmcalc.params({"model_type": "iquest_q1"})
+    assert answer.total == layers + h + 2 * v * h + h == 320_318_615_552
+    cached = llmcalc.kv({"model_type": "iquest_q1"}, seq=8192)
+    assert cached.bytes == 2 * 2 * 8 * 128 * (25 * 8192 + 63 * 4096)
+    with pytest.raises(InputError, match="num_hidden_layers: 87; expected the 88 layers that its lists describe"):
+        llmcalc.params({"model_type": "iquest_q1", "num_hidden_layers": 87})
+    with pytest.raises(InputError, match="last_layers_types: a list; expected full_attention or sliding_attention"):
+        llmcalc.params({"model_type": "iquest_q1", "last_layers_types": ["linear_attention"] * 3})
+
+
 def test_a_deepseek_config_with_gated_attention_is_read_as_instella_moe() -> None:
     """Instella-MoE-16B-A3B: its index has 31,725,581,824 bytes, 1,664 elements of them the routers' corrections."""
     config = {"model_type": "deepseek_v3", "architectures": ["InstellaMoEForCausalLM"], "gated_attention": True}

@@ -272,7 +272,6 @@ UNDESCRIBED_PARTS = {
     "infimm-zephyr": "cross-attention to images between those of its text model",
     "inkling2_loop": "loops that mix the blocks of the pass before by gates of low rank",
     "interns2_mobius": "routed experts that several layers share",
-    "iquest_q1": "residual sums after norms, and keys as attention sinks",
     "megrez_moe": "routed experts that several layers share",
     "mesa_net": "a linear system to solve for each token (MesaNet)",
     "motif": "activations of normalized powers (PolyNorm)",
