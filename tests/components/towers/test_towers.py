@@ -456,6 +456,12 @@ def test_a_section_that_is_not_given_is_what_the_class_makes_then(kind: str) -> 
     assert params(ModelSpec.model_validate(table), with_towers=True).total == parameters(build_class_model(config))[""]
 
 
+def test_a_class_that_needs_an_image_says_so(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(wrapped("blip-2", WRAPPERS["blip-2"][2][0])))
+    error = run("verify", str(tmp_path), "--against", "transformers").error
+    assert "Blip2ForConditionalGeneration does not run without pixel_values" in " ".join(error.split())
+
+
 @pytest.mark.skipif(find_spec("timm") is not None, reason="the class is built where timm is installed")
 def test_a_class_that_needs_another_package_says_so(run: Any, tmp_path: Path) -> None:
     config = {
