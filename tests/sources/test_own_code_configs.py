@@ -216,6 +216,11 @@ def test_sizes_in_a_section_that_nothing_reads_are_refused() -> None:
     with pytest.raises(InputError, match="llm: a section with a width, 64, which the class of 'qwen3' does not"):
         llmcalc.load({"model_type": "qwen3", "llm": QWEN})
     assert llmcalc.load({"model_type": "qwen3", **QWEN, "llm": QWEN}).model.hidden_size == QWEN["hidden_size"]
+    text = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}  # the width is Llama's default
+    with pytest.raises(InputError, match="text_config: a section with intermediate_size = 14336, which the class of"):
+        llmcalc.load({"model_type": "llama", "text_config": text})
+    with pytest.raises(InputError, match="text_config: a section with a width, a list, which"):
+        llmcalc.load({"model_type": "llama", "text_config": {"hidden_size": [1]}})
 
 
 @pytest.mark.parametrize(
