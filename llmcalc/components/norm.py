@@ -20,8 +20,7 @@ from ..flow.value import Value
 from .base import BY_TORCH, LARGEST, Component, Flag, ModelProperties, Real, StepRank
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class Norm(Component):
@@ -176,7 +175,7 @@ def _gated_reference_class() -> type[nn.Module]:
             self.norm = norm
             self.down_proj, self.up_proj = (nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             normed_x = self.norm(x)
             gate = self.up_proj(nn.functional.silu(self.down_proj(normed_x))).float().sigmoid()
             return (normed_x * gate).to(x.dtype)
