@@ -14,12 +14,13 @@ from pydantic import Field, model_validator
 from .. import ops
 from ..algebra import Number
 from ..evidence import Witness
+from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, LARGEST, Component, Flag, ModelProperties, Real
+from .base import BY_TORCH, LARGEST, Component, Flag, ModelProperties, Real, StepRank
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class Norm(Component):
@@ -38,6 +39,8 @@ class Norm(Component):
         Horizon); 1 by default, x as a whole.
     scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
         default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
+    gate_rank: the rank r of a gate: the normalized vector n [width] is multiplied by σ(up(silu(down(n)))), with down
+        [r, width] and up [width, r] (GigaChat 3.5); no gate by default.
     """
 
     witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
@@ -52,6 +55,7 @@ class Norm(Component):
     float32_product: Flag = False
     groups: int = Field(default=1, ge=1, le=LARGEST, strict=True)
     scales_x: Flag = False
+    gate_rank: StepRank | None = None
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -81,10 +85,15 @@ class Norm(Component):
         return {"layernorm": "Ba et al. 2016", "rmsnorm": "Zhang & Sennrich 2019", "affine": ""}[self.type]
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        return recorder.norm("", x, self)
+        if self.gate_rank is None:
+            return recorder.norm("", x, self)
+        normed_x = recorder.norm("norm", x, self.model_copy(update={"gate_rank": None}))
+        low_rank_x = recorder.act(recorder.linear("down_proj", normed_x, Axis("rank", self.gate_rank)), "silu")
+        gate = recorder.act(recorder.linear("up_proj", low_rank_x, *x.axes), "sigmoid", in_float32=True)
+        return recorder.mul(normed_x, gate, in_float32=True)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
-        return _reference_class()(self, model_properties.hidden_size)
+        return norm_reference(self, model_properties.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -103,6 +112,7 @@ class Norm(Component):
             cls(type="layernorm", bias=False, float32_product=True),
             cls(type="layernorm", weight=False, float32_product=True),
             cls(type="rmsnorm", groups=2, float32_product=True),
+            cls(type="rmsnorm", unit_offset=True, float32_product=True, gate_rank=3),
         ]
 
 
@@ -153,9 +163,30 @@ def _reference_class() -> type[nn.Module]:
     return NormReference
 
 
+@cache
+def _gated_reference_class() -> type[nn.Module]:
+    from torch import nn
+
+    class GatedNormReference(nn.Module):
+        """Multiplies the output of a norm by a gate of low rank, computed from it. x: [..., width] → same shape."""
+
+        def __init__(self, norm: nn.Module, width: int, rank: int) -> None:
+            super().__init__()
+            self.norm = norm
+            self.down_proj, self.up_proj = (nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False))
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed_x = self.norm(x)
+            gate = self.up_proj(nn.functional.silu(self.down_proj(normed_x))).float().sigmoid()
+            return (normed_x * gate).to(x.dtype)
+
+    return GatedNormReference
+
+
 def norm_reference(spec: Norm, *shape: int, group_count: int = 0) -> nn.Module:
     """Builds a norm with weights of the given shape.
 
     group_count: equal parts of x that are normalized separately; those of the spec by default.
     """
-    return _reference_class()(spec, *shape, group_count=group_count)
+    norm = _reference_class()(spec, *shape, group_count=group_count)
+    return norm if spec.gate_rank is None else _gated_reference_class()(norm, *shape, rank=spec.gate_rank)

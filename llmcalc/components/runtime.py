@@ -109,10 +109,21 @@ def _vector_class() -> type[nn.Module]:
 
 
 def with_sink_scores(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns scores [batch, heads, queries, keys] with one more key's, [heads], which every query attends to."""
+    """Returns scores [batch, heads, queries, keys] with one more key's, which every query attends to.
+
+    sinks: the score of that key, per head [heads] or per query [batch, heads, queries, 1].
+    """
     import torch
 
-    return torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)], -1)
+    sinks = sinks if sinks.dim() == 4 else sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks.to(scores.dtype)], -1)
+
+
+def scores_of_sink_keys(q: Tensor, sink_keys: Tensor) -> Tensor:
+    """Returns the scores [batch, heads, queries, 1] of one key [kv_heads, size] per key-value head."""
+    group_size = q.shape[1] // sink_keys.shape[0]
+    keys = sink_keys.repeat_interleave(group_size, 0) if group_size > 1 else sink_keys
+    return (q * keys[None, :, None]).sum(-1, keepdim=True) * q.shape[-1] ** -0.5
 
 
 @cache
@@ -139,7 +150,8 @@ def softmax_core_class() -> type[nn.Module]:
         mask: the keys that each query may attend to; all by default.
         bias: the term that is added to the scores before the mask; none by default.
         cap: the soft cap of the scores, none by default.
-        sinks: per head, the score of one more key, without a value, that every query attends to.
+        sinks: per head, the score of one more key, without a value, that every query attends to; or that key itself,
+            per key-value head.
         scale: the scale of the scores, 1/√d by default.
         float32_softmax: whether the softmax is in float32, true by default; else in the format of the scores.
         float32_scores: whether scores are products of float32 copies of queries and keys, false by default.
@@ -169,6 +181,7 @@ def softmax_core_class() -> type[nn.Module]:
                 scores = scores.masked_fill(~mask, float("-inf"))
             dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:
+                sinks = scores_of_sink_keys(q, sinks) if sinks.dim() == 2 else sinks
                 probs = torch.softmax(with_sink_scores(scores, sinks).to(dtype), -1)[..., :-1].to(v.dtype)
                 return apply_dropout(self, "attention", probs) @ v
             return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v

@@ -374,7 +374,10 @@ class MeasuredPass:
 
 
 def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_settings: Quirks) -> MeasuredPass:
-    """Runs and measures one forward pass over `batch` sequences of `seq` tokens."""
+    """Runs and measures one forward pass over `batch` sequences of `seq` tokens.
+
+    Raises `InputError` if the class requires further inputs, such as an image.
+    """
     import torch
     from transformers import DynamicCache
 
@@ -387,6 +390,18 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, class_s
         inputs["use_cache"] = True
     if class_name.endswith(class_settings.makes_mask) and not class_name.endswith(class_settings.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
+    missing_inputs = [
+        name
+        for name, parameter in signature(model.forward).parameters.items()
+        if name not in inputs
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if missing_inputs:
+        raise InputError(
+            f"--against transformers: {class_name} does not run without {' and '.join(missing_inputs)}; expected "
+            "--against reference"
+        )
     module_outputs: list[Any] = []
     states_before = _module_states(model)
     calls_by_module: Counter[str] = Counter()

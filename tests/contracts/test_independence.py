@@ -63,8 +63,8 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
             "exact_div",
         ),
         (
-            "return _reference_class()(self, model_properties.hidden_size)",
-            "return _reference_class()(self, self.op(1).params())",
+            "return norm_reference(self, model_properties.hidden_size)",
+            "return norm_reference(self, self.op(1).params())",
             "op",
         ),
         ("spec.eps, group_count", "helped(spec), group_count", "has_bias"),

@@ -295,6 +295,14 @@ def test_mlcs_config_is_that_of_its_model() -> None:
             "peft_type: 'LORA' is an adapter.*its base model, 'meta-llama/Llama-2-7b-hf'.*--lora-rank 16",
         ),
         (
+            {"peft_type": "LORA", "r": 8, "target_modules": ["model.q_proj", "down_proj"], "use_dora": True}
+            | {"modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 4}},
+            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora .its rank_pattern",
+        ),
+        ({"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}, "--lora-rank 8 --lora-targets all-linear$"),
+        ({"peft_type": "LORA", "r": 8, "target_modules": ".*(q|k)_proj$"}, "--lora-rank 8$"),
+        ({"peft_type": "VERA", "r": 256}, "of PEFT's adapters llmcalc memory counts the training of LoRA alone"),
+        (
             {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},
             "fields of TencentPretrain: they state no size of a vocabulary",
         ),

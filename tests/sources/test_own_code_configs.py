@@ -216,6 +216,11 @@ def test_sizes_in_a_section_that_nothing_reads_are_refused() -> None:
     with pytest.raises(InputError, match="llm: a section with a width, 64, which the class of 'qwen3' does not"):
         llmcalc.load({"model_type": "qwen3", "llm": QWEN})
     assert llmcalc.load({"model_type": "qwen3", **QWEN, "llm": QWEN}).model.hidden_size == QWEN["hidden_size"]
+    text = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336}  # the width is Llama's default
+    with pytest.raises(InputError, match="text_config: a section with intermediate_size = 14336, which the class of"):
+        llmcalc.load({"model_type": "llama", "text_config": text})
+    with pytest.raises(InputError, match="text_config: a section with a width, a list, which"):
+        llmcalc.load({"model_type": "llama", "text_config": {"hidden_size": [1]}})
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,46 @@ def test_solar_open_2_has_linear_attention_in_three_of_four_layers() -> None:
     assert llmcalc.params({**solar, "gqa_layers": [*range(0, 48, 4)]}).total == total
     with pytest.raises(InputError, match="gqa_layers: a list; expected layers from 0 to 47"):
         llmcalc.params({**solar, "gqa_layers": [48]})
+
+
+def test_gigachat_3_5_has_a_gate_of_low_rank_on_every_norm() -> None:
+    """GigaChat3.5-432B-A28B-Reasoning: its index states 445,994,440,544 bytes.
+
+    Matrices in FP8 have a scale in float32 per block of 128 × 128; each of the three modules of multi-token prediction
+    stores copies of embedding and head, in bfloat16 as what remains.
+    """
+    h, heads, q, latent, v = 7168, 64, 1536, 512, 128256
+    config = {"model_type": "gigachat3_5", "full_attention_layers": [*range(3, 40, 4)], "num_nextn_predict_layers": 3}
+    full = [(h, q), (q, heads * 192), (h, latent + 64), (latent, heads * 256), (heads * 128, h), (h, heads * 128)]
+    linear, ffn, expert = [(h, 2 * 4096 + 2 * 8192), (8192, h)], 3 * [(h, 18432)], 3 * [(h, 2048)]
+    matrices = 13 * full + 30 * linear + 6 * ffn + 37 * 257 * expert
+    fp8 = sum(rows * columns for rows, columns in matrices)
+    scales = sum(-(-rows // 128) * -(-columns // 128) for rows, columns in matrices)
+    norms = (4 * 43 + 1 + 9) * 33 * h + 13 * 33 * (q + latent) + 30 * 128
+    convolutions = 30 * 4 * (2 * 4096 + 8192)
+    rest = norms + 37 * 256 * h + convolutions + 30 * (2 * heads + 2 * heads * h) + 3 * 2 * h * h + 2 * v * h
+    answer = llmcalc.params(config, with_mtp=True)
+    assert answer.total == fp8 + rest == 432_569_019_904
+    assert fp8 + 4 * scales + 2 * (rest + 37 * 256 + 6 * v * h) == 445_994_440_544
+    with pytest.raises(InputError, match="full_attention_layers: a list; expected layers from 0 to 39"):
+        llmcalc.params({**config, "full_attention_layers": [40]})
+    with pytest.raises(InputError, match="linear_gating_type: 'sigmoid_gate'; expected one of"):
+        llmcalc.params({**config, "linear_gating_type": "sigmoid_gate"})
+
+
+def test_iquest_q1_has_a_key_of_each_key_value_head_as_sink() -> None:
+    """IQuest-Q1, published as 320B, whose sizes are the defaults of its class: SGLang's models/iquest_q1.py."""
+    h, v, experts, width, depth = 3072, 160000, 256, 1536, 88
+    attention = 2 * h * 48 * 128 + 2 * h * 8 * 128 + 2 * 128 + 8 * 128  # with the norms of heads and the sinks
+    layers = depth * (attention + 3 * h) + 3 * h * 12288 + (depth - 1) * experts * (3 * h * width + h)
+    answer = llmcalc.params({"model_type": "iquest_q1"})
+    assert answer.total == layers + h + 2 * v * h + h == 320_318_615_552
+    cached = llmcalc.kv({"model_type": "iquest_q1"}, seq=8192)
+    assert cached.bytes == 2 * 2 * 8 * 128 * (25 * 8192 + 63 * 4096)
+    with pytest.raises(InputError, match="num_hidden_layers: 87; expected the 88 layers that its lists describe"):
+        llmcalc.params({"model_type": "iquest_q1", "num_hidden_layers": 87})
+    with pytest.raises(InputError, match="last_layers_types: a list; expected full_attention or sliding_attention"):
+        llmcalc.params({"model_type": "iquest_q1", "last_layers_types": ["linear_attention"] * 3})
 
 
 def test_a_deepseek_config_with_gated_attention_is_read_as_instella_moe() -> None:

@@ -85,7 +85,6 @@ def test_a_router_computes_in_the_number_format_of_its_config(model_type: str) -
     ("model_type", "part"),
     [
         ("hymba", "attention and a state-space scan on the same input"),
-        ("gigachat3_5", "norms gated by a projection of rank 16"),
         ("Motif", "activations of normalized powers"),
         ("openpangu_v2", "convolutions over tokens within latent attention"),
     ],

@@ -83,6 +83,8 @@ class Attention(TokenMixer):
     grid_window: the side of the squares of patches that attention is limited to, in a vision encoder (Qwen2.5-VL); none
         by default.
     sinks: whether each head has one more key, with a learned score and no value; false by default.
+    sink_keys: whether each key-value head has one more key, which is a parameter, without a value (IQuest-Q1); false by
+        default.
     attention_k_eq_v: whether values are the projected keys before norm and positions, without a value projection (Gemma
         4). Keys and values are both cached. False by default.
     output_gate: the gate on the output of the heads, none by default.
@@ -143,6 +145,7 @@ class Attention(TokenMixer):
     attention_chunk_size: Window | None = None
     grid_window: Window | None = None
     sinks: Flag = False
+    sink_keys: Flag = False
     attention_k_eq_v: Flag = False
     output_gate: OutputGate | None = None
     value_convolution: ValueConvolution | None = None
@@ -172,7 +175,11 @@ class Attention(TokenMixer):
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         is_distance_based = self.position is not None and self.position.by_distance
-        if self.grid_window is not None and (self.length_thresholds() or self.sinks or is_distance_based):
+        if self.sinks and self.sink_keys:
+            raise ValueError("sinks and sink_keys: attention has one or the other")
+        if self.grid_window is not None and (
+            self.length_thresholds() or self.sinks or self.sink_keys or is_distance_based
+        ):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.query_rank is not None and self.idle_projections:
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
@@ -398,7 +405,7 @@ class Attention(TokenMixer):
             causal=causal,
             cap=logit_cap,
             bias=bias,
-            sinks=self.sinks,
+            sinks="keys" if self.sink_keys else self.sinks,
             in_float32=self.float32_softmax,
             float32_scores=self.float32_scores,
             repeat_kv=self.repeat_kv,
@@ -412,8 +419,8 @@ class Attention(TokenMixer):
         if convolved_values is not None:
             attn_output = recorder.add(attn_output, convolved_values)
             recorder.hold(out=attn_output)
-        if self.sinks:
-            recorder.vector("sinks", heads)
+        if self.sinks or self.sink_keys:
+            recorder.vector("sinks", *((kv_heads, head_dim) if self.sink_keys else (heads,)))
         attn_output = self._normalize_and_gate(recorder, x, attn_output, value_axis)
         return recorder.linear("o_proj", attn_output, *(x.axes if out is None else out), bias=self.o_bias)
 
@@ -584,6 +591,7 @@ class Attention(TokenMixer):
             grouped_query(head_dim=8, v_head_dim=5, sliding_window=5, output_gate=OutputGate(per="element")),
             grouped_query(attention_k_eq_v=True, qk_norm=QKNorm(norm=rms), v_norm=rms),
             four_heads(sinks=True, float32_softmax=False),
+            grouped_query(sliding_window=5, sink_keys=True),
             grouped_query(float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
             grouped_query(float32_scores=True),
             four_heads(q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
@@ -654,7 +662,11 @@ def _reference_class() -> type[nn.Module]:
             if spec.position is not None and spec.position.type == "transformer_xl":
                 self.relative = spec.position.reference(model_properties, self.heads, self.head_dim)
             self.alibi = spec.position is not None and spec.position.type == "alibi"
-            self.sinks = vector_module(torch.zeros(self.heads)) if spec.sinks else None
+            self.sinks = (
+                vector_module(torch.zeros((self.kv_heads, self.head_dim) if spec.sink_keys else (self.heads,)))
+                if spec.sinks or spec.sink_keys
+                else None
+            )
             if (self.causal or self.cross) and not spec.kv_shared:
                 self.cache = cache_class()(None if self.cross else spec.sliding_window or spec.attention_chunk_size)
             if spec.qk_norm is not None:

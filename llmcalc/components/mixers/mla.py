@@ -277,7 +277,9 @@ class MLA(OptionalWindowMixer):
         return latents, k_rope
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
-        return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
+        if self.norm is None or self.norm.gate_rank is None:
+            return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
+        return recorder.part(norm_name, self.norm, x)
 
     def _rotate(self, recorder: Flow, x: Value) -> Value:
         return x if self.mla_use_nope else recorder.rope(x, self.position)
@@ -328,6 +330,7 @@ class MLA(OptionalWindowMixer):
             cls(**plain_fields, sinks=True, output_gate=OutputGate(per="element")),
             cls(**low_rank_fields, query_gate=True),
             cls(**low_rank_fields, o_bias=True, norm=None),
+            cls(**low_rank_fields, norm=Norm(type="rmsnorm", gate_rank=3)),
             cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
             cls(**plain_fields, position_scale=True, indexer=scaled_indexer),
             cls(

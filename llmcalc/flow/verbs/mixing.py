@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ... import ops
 from ...algebra import Number
@@ -28,7 +28,7 @@ class MixingVerbs(Recorder):
         node_fields: dict[str, Any] | None = None,
         cap: float | None = None,
         bias: Value | None = None,
-        sinks: bool = False,
+        sinks: bool | Literal["keys"] = False,
         masked: bool = True,
         selection: Value | None = None,
         in_float32: bool = True,
@@ -49,6 +49,7 @@ class MixingVerbs(Recorder):
         cap: the soft cap of the scores, none by default.
         bias: the value added to the scores, none by default.
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
+            With `keys` the parameter is a key of each key-value head, of which the query computes the score.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
         in_float32: whether the softmax is in float32, true by default, or in the scores' number format.
         float32_scores: whether queries and keys are copied to float32 for their scores, false by default.

@@ -16,10 +16,11 @@ Index: TypeAlias = Literal["ids", "known ids", "chosen", "positions", "types", "
 
 
 class NormSpec(Protocol):
-    """The properties of a norm: whether it has a weight and a bias, and its number of separate groups."""
+    """The properties of a norm: whether it has a weight and a bias, its separate groups, and the rank of its gate."""
 
     weight: bool
     groups: int
+    gate_rank: int | None
 
     @property
     def has_bias(self) -> bool: ...
@@ -198,6 +199,8 @@ class WeightVerbs(Recorder):
         groups: the axis of parts of x that are normalized separately, with one weight vector for all of x; by default
             as many as the spec says.
         """
+        if spec.gate_rank is not None:
+            raise InputError(f"{node_name or self.here.name}.gate_rank: this norm takes no gate; expected none")
         if groups is None and spec.groups != 1:
             groups = self._norm_groups(node_name, x, spec.groups, normalized_axes)
         normalized_axes = x.axes if normalized_axes is None else normalized_axes

@@ -9,6 +9,7 @@ gpt_oss/torch/model.py (`ModelConfig`) of openai/gpt-oss.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
@@ -95,6 +96,32 @@ MLC = field_names("""
     """)
 """Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
 
+ALL_LINEAR = "all-linear"
+"""PEFT's target that stands for every linear layer."""
+
+MODULE = re.compile(r"[A-Za-z_][\w.-]{0,99}")
+"""A module's name, and no regular expression."""
+
+
+def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
+    """Returns the options of `llmcalc memory` that count the training of an adapter of PEFT."""
+    rank, rank_pattern = adapter_config.get("r"), adapter_config.get("rank_pattern")
+    if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank):
+        return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
+    options = f"--lora-rank {rank}"
+    for field, option in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
+        names = adapter_config.get(field)
+        names = [names] if names == ALL_LINEAR else names
+        if (
+            isinstance(names, list)
+            and names
+            and all(isinstance(name, str) and MODULE.fullmatch(name) for name in names)
+        ):
+            options += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in names}))}"
+    options += " --use-dora" if adapter_config.get("use_dora") is True else ""
+    remark = " (its rank_pattern has other ranks for some layers)" if rank_pattern else ""
+    return f"llmcalc memory counts its training with {options}{remark}"
+
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Converts another program's config to a `config.json`, with remarks; any other config is unchanged.
@@ -116,11 +143,10 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
         )
     if "peft_type" in argument_names and "model_type" not in argument_names:
         base_model = model_args.get("base_model_name_or_path")
-        rank = model_args.get("r")
-        advice = f"; llmcalc memory counts its training with --lora-rank {rank}" if is_json_integer(rank) else ""
+        base_name = shown(base_model) if base_model else "which it does not name"
         raise InputError(
             f"peft_type: {shown(model_args['peft_type'])} is an adapter, without the sizes of a model; expected its "
-            f"base model, {shown(base_model) if base_model else 'which it does not name'}{advice}"
+            f"base model, {base_name}; {_adapter_advice(model_args)}"
         )
     for program_fields, program_name in PROGRAMS_WITHOUT_SIZES.items():
         if program_fields <= argument_names:

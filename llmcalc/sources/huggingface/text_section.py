@@ -58,21 +58,25 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
 def require_read_sizes(config_description: ConfigDescription) -> None:
     """Raises `InputError` if the class would ignore the sizes in a config's section and use its default sizes.
 
-    Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form).
+    Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form). Of a text model's
+    section each size is compared, of others the width.
     """
-    default_names = {path.rpartition(".")[2] for path in config_description.from_defaults}
-    if not {"hidden_size", "num_hidden_layers"} <= default_names:
+    default_sizes: dict[str, list[int]] = {}
+    for path, default_size in config_description.from_defaults.items():
+        default_sizes.setdefault(path.rpartition(".")[2], []).append(default_size)
+    if not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
         return
-    hidden_sizes = {
-        default_size
-        for path, default_size in config_description.from_defaults.items()
-        if path.rpartition(".")[2] == "hidden_size"
-    }
     for field in config_description.unknown:
         section_value = field.value if isinstance(field.value, dict) else {}
-        hidden_size = next((section_value[width_field] for width_field in WIDTHS if width_field in section_value), None)
-        if hidden_size is not None and hidden_size not in hidden_sizes:
-            raise InputError(
-                f"{field.path}: a section with a width, {shown(hidden_size)}, which the class of "
-                f"'{config_description.model_type}' does not read; expected the sizes where that class has them"
-            )
+        stated_sizes = [("hidden_size", section_value[width]) for width in WIDTHS if width in section_value][:1]
+        if field.path in OTHER_TEXT_SECTIONS:
+            stated_sizes += [
+                (name, size) for name, size in section_value.items() if name in default_sizes and type(size) is int
+            ]
+        for size_name, size in stated_sizes:
+            if size not in default_sizes[size_name]:
+                size_text = f"a width, {shown(size)}" if size_name == "hidden_size" else f"{size_name} = {shown(size)}"
+                raise InputError(
+                    f"{field.path}: a section with {size_text}, which the class of '{config_description.model_type}' "
+                    "does not read; expected the sizes where that class has them"
+                )

@@ -163,6 +163,7 @@ QFORMER: dict[str, Any] = {
     "hidden_size": 20, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 12,
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
+BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
 GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
 GRANITE_SHAPES: list[dict[str, Any]] = [
     {"encoder_config": GRANITE, "projector_config": QFORMER},
@@ -978,6 +979,17 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
     "granite_speech": ("GraniteSpeechForConditionalGeneration", GRANITE_PLACES, GRANITE_SHAPES),
+    "blip-2": (
+        "Blip2ForConditionalGeneration",
+        {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},
+        [
+            {"vision_config": {**BLIP, "image_size": 24}, "qformer_config": QFORMER, "num_query_tokens": 5},
+            {
+                "vision_config": {**BLIP, "image_size": 16, "qkv_bias": False},
+                "qformer_config": {**QFORMER, "cross_attention_frequency": 1, "num_hidden_layers": 2},
+            },
+        ],
+    ),
     "granite_speech_plus": (
         "GraniteSpeechPlusForConditionalGeneration",
         GRANITE_PLACES,

@@ -110,7 +110,6 @@ WRAPPERS = {
     ),
     "inkling_mm_model": UncountedModules("InklingForConditionalGeneration", "vision_tower + audio_tower", runs=False),
     "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
-    "blip-2": UncountedModules("Blip2ForConditionalGeneration", BLIP, text_model="language_model"),
     "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),
     "instructblipvideo": UncountedModules(
         "InstructBlipVideoForConditionalGeneration", BLIP, text_model="language_model"

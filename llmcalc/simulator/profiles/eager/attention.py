@@ -219,7 +219,7 @@ class AttentionKernels(Lowering):
             mask = self.tensor_of(operation.ins[-1])
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
-        sinks = self.weight("sinks", (q.shape[1],)) if operation.options.get("sinks") else None
+        sinks = self.sinks_of(operation)
         attention_options, matches_transformers = operation.options, self.choices.matches_transformers
 
         def compute_scores_and_output(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -239,6 +239,20 @@ class AttentionKernels(Lowering):
         if self.recompute.core:
             return self.run_checkpointed(lambda xs: compute_core(*xs), present_tensors)
         return compute_core(*present_tensors)
+
+    def sinks_of(self, operation: Step) -> Tensor | None:
+        """Returns attention's sinks, if any: the scores of heads [heads], or keys [key-value heads, size]."""
+        heads, head_dim = operation.ins[0].axes
+        keys_shape = (operation.options["kv_heads"].size, head_dim.size)
+        sinks = operation.options.get("sinks")
+        return self.weight("sinks", keys_shape if sinks == "keys" else (heads.size,)) if sinks else None
+
+    def scores_of_sink_keys(self, q: Tensor, sink_keys: Tensor, scores: Tensor) -> Tensor:
+        """Computes each query's score of the key that is a parameter of its key-value head."""
+        aten, group_size = self.t, q.shape[1] // sink_keys.shape[0]
+        keys = aten.repeat_interleave(sink_keys, group_size, 0) if group_size > 1 else sink_keys
+        products = aten.mul(q, aten.unsqueeze(aten.unsqueeze(keys, 0), 2))
+        return aten.to(aten.scale(aten.sum(products, keepdim=True)), scores.dtype)
 
     def expand_sinks(self, sinks: Tensor, scores: Tensor) -> Tensor:
         """Expands the scores of attention sinks, one per head, to all queries."""
@@ -299,7 +313,9 @@ class AttentionKernels(Lowering):
         limits_masked_scores: bool = False,
         keeps_scores: bool = False,
     ) -> Tensor:
-        """Computes softmax(q·kᵀ)·v. sinks: per head, the score of an additional key without a value.
+        """Computes softmax(q·kᵀ)·v.
+
+        sinks: per head, the score of an additional key without a value, or per key-value head that key.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         softmax_in_float32: whether the softmax is in float32, or in the scores' number format.
@@ -326,7 +342,11 @@ class AttentionKernels(Lowering):
         softmax_runs_in_float32 = softmax_in_float32 or (sinks is None and self.autocasts_to_float32)
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
-            sink = self.expand_sinks(sinks, scores)
+            sink = (
+                self.scores_of_sink_keys(q, sinks, scores)
+                if len(sinks.shape) == 2
+                else self.expand_sinks(sinks, scores)
+            )
             key_count = scores.shape[-1]
             attention_weights = aten.to(
                 aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype

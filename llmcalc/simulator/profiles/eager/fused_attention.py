@@ -60,8 +60,9 @@ class FusedAttention(AttentionKernels):
         uses_flash = self.choices.attention == "flash"
         has_mask = self.choices.attention == "sdpa" and has_extra_mask_input(operation)
         has_score_terms = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
-        sinks = self.weight("sinks", (operation.outs[0].axes[0].size,)) if operation.options.get("sinks") else None
-        if not (uses_flash and not self.trained) and (has_score_terms or (sinks is not None and not uses_flash)):
+        sinks = self.sinks_of(operation)
+        has_other_sinks = sinks is not None and (not uses_flash or len(sinks.shape) == 2)
+        if not (uses_flash and not self.trained) and (has_score_terms or has_other_sinks):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no such selection; "
                 "expected eager",

@@ -42,9 +42,9 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
         "audio": {**audio_framing, "tokens_at_once": query_count},
     }
     feature_width = concatenated_layers * hidden_size
-    qformer = _qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
+    resampler = qformer(root_config.section("projector_config", QFORMER), feature_width, query_count, window, config)
     linear_layer = projector(
-        feature_width, (text_hidden_size, True, "identity"), resampler=qformer, encoder_layers=concatenated_layers
+        feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
     return {"audio_encoder": tower, "projector": linear_layer}
 
@@ -59,8 +59,14 @@ def _count_of_concatenated_layers(config: Config) -> int:
     return len(layers)
 
 
-def _qformer(qformer_config: Config, encoder_width: int, query_count: int, window: int, parent_config: Config) -> Table:
-    """Returns the Q-Former of a section. parent_config: the config that collects the section's unknown fields."""
+def qformer(
+    qformer_config: Config, encoder_width: int, query_count: int, window: int | None, parent_config: Config
+) -> Table:
+    """Returns the Q-Former of a section.
+
+    window: the positions of audio that a copy of the queries reads; None for all patches of an image.
+    parent_config: the config that collects the section's unknown fields.
+    """
     qformer_config.require("model_type", "blip_2_qformer")
     qformer_config.require("encoder_hidden_size", encoder_width)
     qformer_config.require("use_qformer_text_input", False)
@@ -70,7 +76,7 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
         qformer_config.integer("num_hidden_layers"),
         qformer_config.integer("cross_attention_frequency"),
     )
-    qformer = {
+    fields: Table = {
         "type": "qformer",
         "queries": query_count,
         "hidden_size": hidden,
@@ -82,10 +88,9 @@ def _qformer(qformer_config: Config, encoder_width: int, query_count: int, windo
             qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act")
         ),
         "norm": layernorm(qformer_config.number("layer_norm_eps")),
-        "window": window,
     }
     qformer_config.finish(QFORMER_FIELDS, parent_config)
-    return qformer
+    return fields if window is None else {**fields, "window": window}
 
 
 GRANITE: Table = {

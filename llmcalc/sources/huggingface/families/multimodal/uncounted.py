@@ -32,9 +32,10 @@ FAMILIES = {
     "florence2": Family(None, text_type="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,
+        ignored_fields=frozenset({"qformer_config"}),  # read with the vision encoder
         text_type="opt",
         tying_source="text",
-        uncounted_encoders={"vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer"},
+        tower_file="blip",
     ),
     "instructblip": Family(
         None,

@@ -1,0 +1,53 @@
+"""BLIP-2: a vision transformer, and a Q-Former whose learned queries read all its patches (Li 2023, arXiv:2301.12597).
+
+transformers: models/blip_2 (`Blip2VisionModel`, `Blip2QFormerModel`).
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..family import field_names
+from ..parts import ACTIVATIONS, QKV, Table, biases, layer_table, layernorm, mlp
+from .granite import QFORMER, qformer
+from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
+
+
+def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
+    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKV))
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
+    query_count = root_config.integer("num_query_tokens")
+    encoder = vision_transformer(
+        config,
+        layer_table(attention, ffn, norm),
+        stack={"final_norm": norm},
+        patch_fields={"bias": True},
+        positions={"rows": patches_per_side(config) ** 2 + 1},
+        class_embedding=True,
+        image={"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
+    )
+    resampler = qformer(root_config.section("qformer_config", QFORMER), hidden_size, query_count, None, config)
+    linear_layer = (text_hidden_size, True, "identity")
+    return {"vision_model": encoder, "projector": projector(hidden_size, linear_layer, resampler=resampler)}
+
+
+VISION: Table = {
+    "hidden_size": 1408,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 39,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "qkv_bias": True,
+}
+
+WRAPPERS = {
+    "blip-2": vision_section(
+        _read_blip_2,
+        {"blip_2_vision_model": VISION},
+        {"num_query_tokens": 32},
+        ignored_fields=field_names("dropout initializer_factor num_channels"),
+    )
+}
