@@ -80,6 +80,8 @@ STACKS = {
     "trainer": "torch",
     "trainer-fsdp": "fsdp2",
     "trainer-unsloth": "unsloth",
+    "vectorlm": "torch",
+    "vectorlm-fsdp": "fsdp2",
     "deepspeed-offload": "deepspeed-offload",
     "automodel": "fsdp2-liger",
     "trl": "fsdp2-liger",

@@ -121,6 +121,42 @@ def test_a_layer_launches_what_its_class_runs(preset: str) -> None:
         assert counted == pytest.approx(measured, rel=TOLERANCES.get(preset, 0.08)), (counted, measured)
 
 
+class FusedAdapter(torch.autograd.Function):
+    """A frozen layer with an adapter whose sums are parts of the products, in the steps of Unsloth's LoRA_W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, down: Any, up: Any) -> Any:
+        ctx.save_for_backward(x, weight, down, up)
+        return (x @ weight.t()).addmm_(x @ down.t().to(x.dtype), up.t().to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, weight, down, up = ctx.saved_tensors
+        down, up = down.to(x.dtype), up.to(x.dtype)
+        gradients = [torch.empty_like(tensor).addmm_(*factors, beta=0) for tensor, factors in (
+            (down, ((gradient @ up).t(), x)), (up, (gradient.t(), x @ down.t()))
+        )]  # fmt: skip
+        return (gradient @ weight).addmm_(gradient @ up, down), None, *gradients
+
+
+def test_a_fused_adapter_launches_what_its_steps_run() -> None:
+    """Adapters are in float32 and their products in 16 bits, so that autograd casts their gradients; they had none
+    forward and six operations backward.
+    """
+    x, weight = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((16, 8), (24, 8)))
+    down, up = torch.randn(4, 8, requires_grad=True), torch.randn(24, 4, requires_grad=True)
+    x.requires_grad = True
+    with Operations() as forward:  # type: ignore[no-untyped-call]
+        loss = FusedAdapter.apply(x, weight, down, up)  # type: ignore[no-untyped-call]
+    gradient = torch.ones_like(loss)
+    with Operations() as backward:  # type: ignore[no-untyped-call]
+        loss.backward(gradient)
+    counted = [
+        3 * launches for launches in find_stack("unsloth").kernels["adapter"]
+    ]  # two products, and what is beside
+    assert counted == pytest.approx([forward.count - 1, backward.count - 1], abs=0.01)  # without the frozen product
+
+
 def test_repeated_heads_and_operations_of_a_graph_take_time() -> None:
     """Before 5.23 a token of 64 sequences moved nine times the cache of Llama 3.1 8B, whose groups have four heads."""
     seconds = {
