@@ -89,14 +89,13 @@ def _runs_by_devices(
     of plans.
     """
     from ..frameworks.registry import framework_of
-    from .plans import planned_run
 
     layout = run_question.layout
     if layout.devices != 1 or layout.framework is not None or global_batch is not None:
         return run_question, None
     single_device_run = replace(run_question, layout=replace(layout, framework=framework_of(layout).name))
     try:
-        return single_device_run, planned_run(replace(run_question, layout=replace(layout, devices=2)))
+        return single_device_run, replace(run_question, layout=replace(layout, devices=2)).planned_run()
     except InputError:  # several accelerators cannot train it
         return single_device_run, None
 
