@@ -19,6 +19,7 @@ OTHER_NAMES = {
     "--devices": "--num-devices --ngpu --ngpus --n-gpus --num-gpu --world-size",
     "--devices N, those of all nodes": "--nodes --nnodes --num-nodes",
     "--global-batch N and the run's other settings (llmcalc memory and llmcalc time take --launch FILE)": "--launch",
+    "--input N --output N and the model's name (llmcalc memory and llmcalc fit take --launch FILE)": "--launch",
     "--batch": "--batch-size --bs --micro-batch-size --mbs --train-batch-size --per-device-train-batch-size "
     "--local-batch-size",
     "--input": "--input-len --input-length --input-tokens --isl --prompt --prompt-len --prompt-length --prompt-tokens",
@@ -135,8 +136,13 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
 
     argument_names: the arguments of the function.
     """
+    from ..device_memory.settings import Settings
+    from ..parallel.layout_request import LayoutRequest
+
     if argument := python_argument_of(typed_name, argument_names):
         return f"; expected {argument}"
+    if typed_name in declarations_of(Settings) | declarations_of(LayoutRequest):
+        return "; memory and fit have it"
     suggestion = suggest(typed_name, list(argument_names))
     if not suggestion and "engine" in argument_names and (engine_word := engine_of_flag(_option_spelling(typed_name))):
         suggestion = f' A flag of an engine needs engine="{engine_word}".'
