@@ -99,6 +99,10 @@ OTHER_COMMANDS = {
 """Commands here, with the words that people type for them, which have other letters."""
 
 
+NAMES_OF_A_MODEL = ("target", "name", "preset", "model_name", "model_id", "model_path", "model_name_or_path", "config")
+"""Names that other programs, and the command line, give the argument `model` of Python and of an agent's tools."""
+
+
 def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], known_names: Container[str]) -> str:
     """Returns llmcalc's name of an option or command that another program spells differently; empty if there is none.
 
@@ -122,6 +126,8 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
+    if typed_name in NAMES_OF_A_MODEL and "model" in argument_names:
+        return "model"
     typed_option = _option_spelling(typed_name)
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
