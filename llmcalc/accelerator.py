@@ -189,6 +189,11 @@ class Hardware(Record):
         return self.vendor not in VENDORS_WITHOUT_GPUS and unit_name not in UNITS_OF_OTHERS
 
     @property
+    def is_of_laptops(self) -> bool:
+        """Whether the accelerator is sold in laptops alone, one in each, as the vendor's name of it says."""
+        return self.title.endswith("Laptop GPU")
+
+    @property
     def stores_nf4(self) -> bool:
         """Whether bitsandbytes stores nf4 weights on the accelerator: on Gaudi, and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers

@@ -62,7 +62,7 @@ def config_dict_of(model: Any) -> Mapping[str, Any]:
     if not isinstance(config_dict, Mapping):
         raise InputError(
             f"model: {shown(model)}; expected a preset's name, a path, a parsed config.json, a configuration of "
-            "transformers, a Preset or a ModelSpec"
+            f"transformers, a Preset or a ModelSpec{', each an argument' if isinstance(model, list | tuple) else ''}"
         )
     wrong_key = next((config_key for config_key in config_dict if not isinstance(config_key, str)), None)
     if wrong_key is not None:

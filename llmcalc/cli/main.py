@@ -228,7 +228,23 @@ def _handle_closed_pipe() -> int:
 
 def _command_options(context: Any) -> set[str]:
     """Returns the options of the running command."""
-    return {option_name for parameter in context.command.params for option_name in parameter.opts}
+    return _option_names(context.command)
+
+
+def _option_names(command: Any) -> set[str]:
+    return {option_name for parameter in command.params for option_name in parameter.opts}
+
+
+COMMANDS_OF_RUNS = ("memory", "fit", "time", "plan", "serve", "cost", "flops", "kv")
+"""Commands that an error about an option of another command names, in this order."""
+
+
+def _commands_with(option_name: str, running_command: str) -> list[str]:
+    """Returns the first two commands that have an option which the running command lacks."""
+    if not option_name.startswith("--"):
+        return []
+    commands = (name for name in COMMANDS_OF_RUNS if name != running_command)
+    return [name for name in commands if option_name in _option_names(build_command("", name))][:2]
 
 
 def _is_model_name(typed_word: str) -> bool:
@@ -263,6 +279,8 @@ def _usage_message(usage_error: Any) -> str:
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+        elif other_commands := _commands_with(typed_option, context.command.name):
+            problem = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
         elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
             problem = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):

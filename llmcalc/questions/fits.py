@@ -89,14 +89,13 @@ def _runs_by_devices(
     of plans.
     """
     from ..frameworks.registry import framework_of
-    from .plans import planned_run
 
     layout = run_question.layout
     if layout.devices != 1 or layout.framework is not None or global_batch is not None:
         return run_question, None
     single_device_run = replace(run_question, layout=replace(layout, framework=framework_of(layout).name))
     try:
-        return single_device_run, planned_run(replace(run_question, layout=replace(layout, devices=2)))
+        return single_device_run, replace(run_question, layout=replace(layout, devices=2)).planned_run()
     except InputError:  # several accelerators cannot train it
         return single_device_run, None
 
@@ -105,7 +104,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     """Computes whether a run fits on one accelerator, the largest runs that fit, and changes that make it fit."""
     from ..reports.fit import report
     from ..studies.decoding import has_gguf_weights
-    from ..studies.fit import changes_with_more_devices, fit, with_decoding_seconds
+    from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
     from .usual_engines import ServedUsers, UsualEngine, gguf_fit
 
@@ -134,6 +133,11 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = fit_answer.changes[len(sufficient_changes) :]
+        if not sufficient_changes:
+            insufficient_changes = (
+                *shorter_narrow_runs(run_memory, fit_answer.fit, partial(gguf_fit, preset)),
+                *insufficient_changes,
+            )
         setting_changes = (*served_users.changes, *sufficient_changes, *device_changes, *insufficient_changes)
         fit_answer = replace(fit_answer, changes=setting_changes)
     return ReportedAnswer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -384,6 +385,15 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
     return cache_size.bytes if is_uniform else None
 
 
+def _has_computed_cache_format(compared_terms: tuple[ComparedTerm, ...]) -> bool:
+    """Whether a log without a budget has as many bytes per token of its cache as are computed."""
+    terms = {compared_term.term.name: compared_term for compared_term in compared_terms}
+    cache, tokens = terms.get("kv_cache"), terms.get("kv_tokens")
+    if "budget" in terms or cache is None or tokens is None or not (cache.computed and tokens.computed):
+        return False
+    return math.isclose(cache.term.value * tokens.computed, cache.computed * tokens.term.value, rel_tol=0.001)
+
+
 def _wrong_term_and_flag(
     parsed_log: ParsedLog, compared_terms: tuple[ComparedTerm, ...], suggested_flag: str
 ) -> tuple[str, str]:
@@ -409,4 +419,6 @@ def _wrong_term_and_flag(
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
     engine_flags = engine(parsed_log.program).flag_of if parsed_log.program in FOLDERS else {}
     logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""
+    if wrong_term == "kv_cache" and _has_computed_cache_format(compared_terms):
+        logged_flag = logged_flag or engine_flags.get("budget", "")
     return wrong_term, suggested_flag or logged_flag or engine_flags.get(wrong_term, "")

@@ -19,6 +19,7 @@ OTHER_NAMES = {
     "--devices": "--num-devices --ngpu --ngpus --n-gpus --num-gpu --world-size",
     "--devices N, those of all nodes": "--nodes --nnodes --num-nodes",
     "--global-batch N and the run's other settings (llmcalc memory and llmcalc time take --launch FILE)": "--launch",
+    "--input N --output N and the model's name (llmcalc memory and llmcalc fit take --launch FILE)": "--launch",
     "--batch": "--batch-size --bs --micro-batch-size --mbs --train-batch-size --per-device-train-batch-size "
     "--local-batch-size",
     "--input": "--input-len --input-length --input-tokens --isl --prompt --prompt-len --prompt-length --prompt-tokens",
@@ -98,6 +99,10 @@ OTHER_COMMANDS = {
 """Commands here, with the words that people type for them, which have other letters."""
 
 
+NAMES_OF_A_MODEL = ("target", "name", "preset", "model_name", "model_id", "model_path", "model_name_or_path", "config")
+"""Names that other programs, and the command line, give the argument `model` of Python and of an agent's tools."""
+
+
 def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], known_names: Container[str]) -> str:
     """Returns llmcalc's name of an option or command that another program spells differently; empty if there is none.
 
@@ -121,6 +126,8 @@ def python_argument_of(typed_name: str, argument_names: Collection[str]) -> str:
     from ..device_memory.settings import Settings
     from ..parallel.layout_request import LayoutRequest
 
+    if typed_name in NAMES_OF_A_MODEL and "model" in argument_names:
+        return "model"
     typed_option = _option_spelling(typed_name)
     for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
         if name in argument_names and typed_option in declaration.setting.spellings:
@@ -135,8 +142,13 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
 
     argument_names: the arguments of the function.
     """
+    from ..device_memory.settings import Settings
+    from ..parallel.layout_request import LayoutRequest
+
     if argument := python_argument_of(typed_name, argument_names):
         return f"; expected {argument}"
+    if typed_name in declarations_of(Settings) | declarations_of(LayoutRequest):
+        return "; memory and fit have it"
     suggestion = suggest(typed_name, list(argument_names))
     if not suggestion and "engine" in argument_names and (engine_name := engine_of_flag(_option_spelling(typed_name))):
         suggestion = f' A flag of an engine needs engine="{engine_name}".'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings
@@ -41,54 +41,10 @@ def refuse_missing_units(run_question: RunQuestion) -> None:
         raise missing_units_error(precision, dtype, hardware)
 
 
-def planned_run(run_question: RunQuestion) -> tuple[Memory, LayoutRequest]:
-    """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
-    return next(planned_runs(run_question))
-
-
-def planned_runs(run_question: RunQuestion) -> Iterator[tuple[Memory, LayoutRequest]]:
-    """Yields a plan's runs on one device, each with its layout options and the training framework.
-
-    That is the framework that is named or implied, else the first of the usual ones that has the model and optimizer.
-    Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
-    Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
-    """
-    from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
-
-    layout, refusal_error, has_planned_run = run_question.layout, None, False
-    first_framework, *other_frameworks = frameworks_for_plans(layout, run_question.hardware)
-    yields_every_framework = run_question.settings.lora_rank is not None and bool(other_frameworks)
-    if yields_every_framework:
-        other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
-    for framework_record in (first_framework, *other_frameworks):
-        run_layout, run_memory = layout, run_question.with_framework(framework_record).memory_on_one_device()
-        try:
-            framework_record.check(run_memory, layout.framework_version or "")
-        except InputError as error:
-            refusal_error = error
-            continue
-        if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
-            if (
-                run_question.hardware is not None
-                and run_memory.states.total_bytes > run_question.hardware.capacity_bytes
-            ):
-                continue
-            is_divided = any(getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes)
-            if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
-                continue
-            parallel_degrees: dict[str, Any] = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")}
-            run_layout = replace(layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name])
-        has_planned_run = True
-        yield run_memory, replace(run_layout, framework=framework_record.name)
-        if framework_record is first_framework or not yields_every_framework:
-            return
-    if not has_planned_run:
-        assert refusal_error is not None
-        raise refusal_error
-
-
 def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
     """Returns sentences on the usual frameworks that plans try before another one, and that cannot train the run.
+
+    Of a framework that would shard the whole replicas of the plan, first, with what it expects.
 
     framework_name: the framework of the plan.
     """
@@ -96,7 +52,10 @@ def untried_frameworks(run_question: RunQuestion, framework_name: str) -> tuple[
     for framework_record, refusal_error in run_question.frameworks_for_plans():
         if framework_record.name == framework_name:
             break
-        if refusal_error is not None:
+        if refusal_error is not None and framework_record.layouts.divides_weights:
+            reason = str(refusal_error).partition(", or whole replicas")[0]
+            sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
+        elif refusal_error is not None:
             sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
     return tuple(sentences)
 
@@ -112,7 +71,7 @@ def answers_of_planned_runs(
 
     refuse_missing_units(run_question)
     refusal_error, has_answer = None, False
-    for run_memory, layout in planned_runs(run_question):
+    for run_memory, layout in run_question.planned_runs():
         check_framework(run_question.settings, framework_of(layout))
         try:
             run_answer = answer_run(run_memory, layout)

@@ -86,6 +86,53 @@ class RunQuestion(RunOptions):
             else:
                 yield framework_record, None
 
+    def planned_run(self) -> tuple[Memory, LayoutRequest]:
+        """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+        return next(self.planned_runs())
+
+    def planned_runs(self) -> Iterator[tuple[Memory, LayoutRequest]]:
+        """Yields a plan's runs on one device, each with its layout options and the training framework.
+
+        That is the framework that is named or implied, else the first of the usual ones that has model and optimizer.
+        Adapters are run as whole replicas first where there is room for the weights, then with ZeRO-2 and with ZeRO-3.
+        Raises `InputError` for a run that no framework has, and for one that only whole replicas have, without room.
+        """
+        from ..frameworks.registry import WHOLE_WEIGHTS, framework, frameworks_for_plans
+
+        layout, refusal_error, has_planned_run = self.layout, None, False
+        first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
+        yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
+        if yields_every_framework:
+            other_frameworks = [*map(framework, WHOLE_WEIGHTS), other_frameworks[0]]
+        for framework_record in (first_framework, *other_frameworks):
+            run_layout, run_memory = layout, self.with_framework(framework_record).memory_on_one_device()
+            try:
+                framework_record.check(run_memory, layout.framework_version or "")
+            except InputError as error:
+                refusal_error = error
+                continue
+            if refusal_error is not None and framework_record.name in WHOLE_WEIGHTS:
+                if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
+                    continue
+                is_divided = any(
+                    getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes
+                )
+                if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
+                    continue
+                parallel_degrees: dict[str, Any] = {
+                    name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp", "ep")
+                }
+                run_layout = replace(
+                    layout, **parallel_degrees, zero=layout.zero or WHOLE_WEIGHTS[framework_record.name]
+                )
+            has_planned_run = True
+            yield run_memory, replace(run_layout, framework=framework_record.name)
+            if framework_record is first_framework or not yields_every_framework:
+                return
+        if not has_planned_run:
+            assert refusal_error is not None
+            raise refusal_error
+
     def in_format_of_tag(self) -> RunQuestion:
         """Returns the question about weights as a tag of Ollama's library without a format has them.
 
@@ -491,13 +538,14 @@ def in_words_of_file(
 
 def _planned_framework(run_question: RunQuestion, framework_record: Framework) -> Framework | None:
     """Returns the framework that `fit`, `plan` and `time` take for a training run that names none; None if the same."""
+    from ..frameworks.registry import framework_of
+
     layout = run_question.layout
     if run_question.settings.phase != "training" or layout.devices in (None, 1) or layout.framework is not None:
         return None
     try:
-        planned_frameworks = (record for record, error in run_question.frameworks_for_plans() if error is None)
-        planned_framework = next(planned_frameworks, None)
-    except InputError:  # of accelerators that train alone
+        planned_framework = framework_of(run_question.planned_run()[1])
+    except InputError:  # of accelerators that train alone, or of a run that no framework has
         return None
     return None if planned_framework is framework_record else planned_framework
 

@@ -345,7 +345,6 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
     Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
     """
     from ..frameworks.registry import framework, framework_of, layout_of
-    from .plans import planned_run
 
     if run_question.launch is not None:
         framework_record = framework(run_question.launch.framework)
@@ -357,7 +356,7 @@ def training_run(run_question: RunQuestion) -> tuple[Memory, Framework, Layout]:
     layout = run_question.layout
     if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
         needs_framework = layout.framework is not None and run_question.settings.lora_rank is not None
-        _, layout = planned_run(_without_adapters(run_question) if needs_framework else run_question)
+        _, layout = (_without_adapters(run_question) if needs_framework else run_question).planned_run()
         framework_record = framework_of(layout)
         return run_question.with_framework(framework_record).memory_on_one_device(), framework_record, layout_of(layout)
     framework_record = framework_of(layout)
@@ -442,7 +441,10 @@ SLOW_VARIABLES = {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAI
 
 
 def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
-    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss."""
+    """Returns what slows each step and no time estimate holds: of a launch file, else the typed chunks of a loss.
+
+    A program in a launch file has chunks of its own, with which its software was measured.
+    """
     launched_run, loss_chunk = run_question.launch, run_question.settings.loss_chunk
     if launched_run is None:
         return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)

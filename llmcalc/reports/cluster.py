@@ -141,9 +141,9 @@ def report(
             *assumptions,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             *_uncounted_towers_notes(cluster),
+            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             _planned_framework_note(planned_framework),
             layout_note,
-            *_whole_replica_notes(cluster, accelerator_fits, launched_run),
             *notes_on_host,
             *_cluster_notes(cluster, assumed_accelerator),
             *_launch_notes(launched_run),
@@ -228,7 +228,10 @@ def _whole_replica_notes(
         return ["the device holds the whole model: llmcalc fit tries changes that need less"]
     shards_states_alone = cluster.framework.layouts.default_zero_stage == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
-    return [f"each device holds the whole model: {shard_options}, llmcalc plan lists layouts that fit"]
+    return [
+        f"each device holds the whole model: {shard_options}; with the same options llmcalc plan lists the layouts "
+        "that fit, llmcalc fit the fewest devices"
+    ]
 
 
 def _uncounted_towers_notes(cluster: Cluster) -> list[str]:

@@ -22,7 +22,7 @@ from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
 from .notes import device_phrase, plural, tag_format_notes, too_long_notes, warnings_of_notes
-from .plan import advice_on_shards, notes_on_other_accelerators
+from .plan import notes_on_other_accelerators
 from .rank_texts import layout_cell, layout_text
 from .summary import model_data
 from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data, test_errors_text
@@ -232,8 +232,6 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         f"{framework_text if accelerator_fit.verdict == 'no' else ''}"
         f"{'; each maximum changes one number' if accelerator_fit.verdict == 'fits' else ''}",
     ]
-    if accelerator_fit.verdict == "no":
-        notes[:0] = advice_on_shards(layout_plan)
     if fit_answer.ended_early:
         notes.append("the search ended early: fewer devices and larger runs may fit too")
     json_document = {

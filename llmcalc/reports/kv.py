@@ -39,6 +39,7 @@ def report(preset: Preset, cache: CacheSize, rank_share: SelectedRank | None = N
         warnings
         + unread_format_notes(preset)
         + without_repetitions(counted_rank_notes(rank_share, *_rank_notes(cache, rank_share)))
+        + _published_format_notes(preset, cache)
         + _cache_notes(cache)
     )
     source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
@@ -102,6 +103,16 @@ def _rank_notes(cache_size: CacheSize, rank_share: SelectedRank | None) -> list[
             if copies_per_group > 1
             else []
         ),
+    ]
+
+
+def _published_format_notes(preset: Preset, cache_size: CacheSize) -> list[str]:
+    """Returns a note on a cache in 16 bits of a model published in 32, whose cache `memory` counts in 32 bits."""
+    if preset.dtype != "float32" or cache_format(cache_size.dtype).keys.bits != 16:
+        return []
+    return [
+        f"cached in {units.short_dtype(cache_size.dtype)}, as in vLLM; llmcalc memory has fp32, the format of the "
+        "published weights: --kv-dtype fp32"
     ]
 
 

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import units
-from ..errors import InputError
 from ..frameworks.nccl import is_counted
 from ..frameworks.ranks import attention_of
-from ..frameworks.registry import FOR_PLANS, WITHOUT_A_NAME, framework
 from ..sources.preset import Preset
 from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_layout, ties_with_previous
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
@@ -341,19 +339,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
                 f"with {EXPANDABLE}, which is PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, it requires "
                 f"{units.GIB.write(layout_plan.expandable_bytes)} {units.GIB.name} and fits",
             )
-        notes[:0] = advice_on_shards(layout_plan)
     return notes
-
-
-def advice_on_shards(layout_plan: LayoutPlan) -> list[str]:
-    """Returns a note on why replicas are not sharded, and a fix, if eager PyTorch is the plan's only framework."""
-    if layout_plan.framework.name != WITHOUT_A_NAME:
-        return []
-    try:
-        framework(FOR_PLANS[1]).check(layout_plan.memory, "")
-    except InputError as error:
-        return [f"replicas are whole. {str(error).partition(', or whole replicas')[0]}"]
-    return []
 
 
 def candidate_data(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MissingExtra, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow_nesting, validate
-from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
+from .names import LIBRARY_URL, STDIN, hub_id_of, is_checkpoint, is_hub_id, normalized
 from .preset import NOT_IN_FILES, Preset
 from .presets import (
     LONGEST_NAME,
@@ -68,6 +68,7 @@ def _apply_overrides(preset_description: dict[str, Any], overrides: tuple[str, .
 
 def _split_overrides(model_target: str) -> tuple[str, tuple[str, ...]]:
     """Splits a TARGET into the name or path and the overrides after it: `?path=value&path=value`."""
+    model_target = re.sub(LIBRARY_URL, "", model_target)
     hub_id = hub_id_of(model_target)
     if hub_id:
         return hub_id, ()
@@ -193,12 +194,23 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
     from .checkpoints.gguf_config import gguf_config
     from .huggingface.config_file import LONGEST_NAME, describe_data
 
-    config = gguf_config(read_gguf(path), str(path))
+    try:
+        config = gguf_config(read_gguf(path), str(path))
+    except InputError as error:
+        if _path_test_result(path.exists):
+            raise
+        raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(path.stem))}") from None
     try:
         preset_description = describe_data(config, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), preset_description
+
+
+def _repository_of_gguf(file_stem: str) -> str:
+    """Returns a GGUF file's name as that of a repository and a format: `Qwen3-8B-GGUF:Q4_K_M` of `Qwen3-8B-Q4_K_M`."""
+    format_pattern = r"[-.](?=(?:UD-I?Q|(?<!UD-)I?Q)\d\w*$|B?F16$|MXFP4$)"
+    return re.sub(format_pattern, "-GGUF:", file_stem, flags=re.IGNORECASE)
 
 
 def _describe_text(model_text: str, error_location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:

@@ -427,6 +427,25 @@ def changes_with_more_devices(
     ]
 
 
+def shorter_narrow_runs(
+    model_memory: Memory, current_fit: MemoryFit, fit_with_engine: EngineFit
+) -> list[SettingChange]:
+    """Returns the narrowest weights of one accelerator's changes with the longest sequences that fit beside them.
+
+    It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
+    """
+    hardware, seq = current_fit.hardware, model_memory.states.workload.seq
+    schemes = [change for change in single_changes(model_memory, hardware, 0, 0)[1] if change.keys() == {"quantize"}]
+    runs = [(least_static_bytes(run), change, run) for change in schemes for run in [model_memory.with_(**change)]]
+    if not runs or has_many_layers(model_memory):
+        return []
+    _, narrow_change, narrow_run = min(runs, key=lambda bytes_and_run: bytes_and_run[0])
+    longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
+    if not LEAST_PART_OF_SEQUENCE * seq <= longest_seq < seq:
+        return []
+    return _evaluate_changes(model_memory, current_fit, [], fit_with_engine, [{**narrow_change, "seq": longest_seq}])
+
+
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for settings in setting_changes for name, value in settings.items()}
 

@@ -228,13 +228,10 @@ def _runs_on_usual_number(
     device_runs: Iterable[_RunOnDevices], hardware: Hardware, layout_request: LayoutRequest, is_training: bool
 ) -> Iterable[_RunOnDevices]:
     """Returns the runs on a usual number of accelerators of this kind; all runs if the user states a number."""
-    if (
-        hardware.vendor not in WHOLE_COMPUTERS
-        or layout_request.devices
-        or not replace(layout_request, devices=1).is_undivided
-    ):
+    has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
+    if has_stated_number or not (hardware.vendor in WHOLE_COMPUTERS or hardware.is_of_laptops):
         return device_runs
-    most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
+    most_computers = MOST_TRAINING_COMPUTERS if is_training or hardware.is_of_laptops else MOST_COMPUTERS
     return takewhile(lambda device_run: device_run.devices <= most_computers, device_runs)
 
 

@@ -262,6 +262,16 @@ def test_what_a_further_token_adds(run: Any, target: str, growth: str) -> None:
     assert growth in " ".join(run("kv", target)[1].split())
 
 
+def test_a_model_published_in_float32_says_what_memory_counts(run: Any) -> None:
+    """transformers caches in their format, vLLM in 16 bits (vllm/config/model.py, _get_and_verify_dtype)."""
+    for words, is_noted in ((("gpt2",), True), (("gpt2", "--kv-dtype", "fp32"), False), (("llama3-8b",), False)):
+        notes = run("kv", *words, "--format", "json").document["notes"]
+        assert any("--kv-dtype fp32" in note for note in notes) is is_noted
+    in_memory = run("memory", "gpt2", "--seq", "512", "--format", "json").document
+    in_kv = run("kv", "gpt2", "--seq", "512", "--kv-dtype", "fp32", "--format", "json").document
+    assert in_kv["cache"]["bytes"] == in_memory["memory"]["by_kind"]["cache"]
+
+
 def test_more_tokens_than_the_model_was_made_for(run: Any) -> None:
     _, out, err = run("kv", "llama3-8b", "--seq", "8193", "--format", "csv")
     assert (

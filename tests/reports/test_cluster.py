@@ -175,7 +175,10 @@ def test_a_chosen_layout_says_whether_it_fits(run: Any, model: str, words: str) 
 
 def test_replicas_of_a_whole_model_that_do_not_fit_say_what_divides_it(run: Any) -> None:
     words = ("memory", SMALL, "--phase", "training", "--seq", "64", "--hardware", "2GiB", "--devices", "4")
-    note = "each device holds the whole model: {}, llmcalc plan lists layouts that fit"
+    note = (
+        "each device holds the whole model: {}; with the same options llmcalc plan lists the layouts that fit, "
+        "llmcalc fit the fewest devices"
+    )
     assert note.format("--fsdp 4 shards it") in " ".join(run(*words)[1].split())
     in_megatron = " ".join(run(*words, "--framework", "megatron")[1].split())
     assert note.format("--zero 1 shards its optimizer") in in_megatron  # Megatron-Core refuses --fsdp

@@ -204,6 +204,20 @@ def test_checkpoints_in_16_bits_of_models_in_8_bits(hub_id: str, preset: str) ->
         llmcalc.params(hub_id.replace("-BF16", "-GGUF:BF16").replace("-bf16", "-GGUF:BF16"))
 
 
+@pytest.mark.parametrize(
+    ("file_name", "advice"),
+    [
+        ("Qwen3-8B-Q4_K_M.gguf", "by its name it is qwen3-8b --quantize q4_k_m: type these"),
+        ("models/llama-2-7b.Q4_0.gguf", "by its name it is llama2-7b --quantize q4_0: type these"),
+        ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "a mix near it: qwen3-30b-a3b --quantize q4_k_m"),
+        ("chat.gguf", "expected a checkpoint that can be read$"),
+    ],
+)
+def test_a_gguf_file_that_is_not_here_is_answered_with_its_name(file_name: str, advice: str) -> None:
+    with pytest.raises(InputError, match=advice):
+        llmcalc.memory(file_name)
+
+
 @pytest.mark.parametrize("hub_id", ["nobody/Foo-7B", "unsloth/Qwen3-14B-GGUF", "unsloth/Qwen3-14B@v1"])
 def test_other_names_are_refused(hub_id: str) -> None:
     with pytest.raises(InputError, match=r"no config\.json in the cache, and the hub is offline or unreachable"):

@@ -44,6 +44,15 @@ class TestAddress:
     def test_a_page_is_its_hub_id(self, url: str, hub_id: str) -> None:
         assert hub_id_of(url) == hub_id
 
+    def test_a_page_of_a_library_is_its_tag(self) -> None:
+        for url in (
+            "https://ollama.com/library/qwen3:8b",
+            "ollama.com/library/qwen3:8b",
+            "https://www.ollama.com/library/qwen3:8b",
+        ):
+            preset = load(url)
+            assert (preset.name, preset.target) == ("qwen3-8b", "qwen3:8b")
+
     def test_it_finds_the_preset(self, run: Any) -> None:
         assert (
             run("params", "https://huggingface.co/Qwen/Qwen3-8B/tree/main", "--format", "json").document["model"][

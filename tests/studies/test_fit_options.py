@@ -132,8 +132,10 @@ def test_a_narrower_format_on_fewer_accelerators_stands_before_more_accelerators
     words = ("fit", "qwen3-32b", "--hardware", "rtx-4090", "--users", "4", "--seq", "16k")
     document = json.loads(run(*words, "--format", "json").out)
     changes = [change for change in document["changes"] if change["verdict"] != "no"]
-    assert [change["option"].split()[1] for change in changes] == ["2", "2", "4"]  # cheapest first
-    assert "--quantize" not in changes[-1]["option"]
+    assert [change["option"].split()[1] for change in changes[:3]] == ["2", "2", "4"]  # cheapest first
+    assert changes[3]["option"].startswith("--quantize awq-int4-g128 --seq ")  # on one card, a part of the request
+    assert len(changes) == 4
+    assert "--quantize" not in changes[2]["option"]
     for change in changes[1:2]:
         layout = run(*words, *change["option"].split(), "--format", "json").document
         assert layout["verdict"] == change["verdict"]
@@ -169,6 +171,17 @@ def test_no_more_computers_of_apple_are_joined_than_people_join(run: Any) -> Non
     assert devices["h100-sxm"] > 8
     stated_options = options(run, *words, "--devices", "8", "--hardware", "m3-ultra")
     assert {option["devices"] for option in stated_options} == {8}
+
+
+def test_a_laptop_has_one_accelerator_and_shorter_requests(run: Any) -> None:
+    """All changes of 8B on a card of 6 GB were refused, though its tag of 4 bits runs there with shorter requests."""
+    words = ("fit", "qwen3-8b", "--hardware", "rtx-3060-laptop", "--format", "json")
+    changes = [change for change in json.loads(run(*words).out)["changes"] if change["verdict"] != "no"]
+    (option,) = (change["option"] for change in changes)
+    assert option.startswith("--quantize q4_k_m --seq ")
+    assert run("fit", "qwen3-8b", "--hardware", "rtx-3060-laptop", *option.split()).code == 0
+    stated = run("fit", SMALL, "--devices", "2", "--hardware", "rtx-3060-laptop").out
+    assert "2 × GeForce RTX 3060 Laptop GPU" in " ".join(stated.split())
 
 
 def test_a_layout_that_no_rank_counts_is_named_with_the_reason(run: Any) -> None:

@@ -724,7 +724,8 @@ def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) ->
     words = (SMALL, "--optimizer", "adamw-8bit", "--hardware", "h100", "--devices", "2", "--seq", "128k")
     for command in ("plan", "fit"):
         _, output, _ = run(command, *words, "--notes")
-        assert "replicas are whole. --optimizer adamw-8bit: on shards" in output
+        assert "replicas are whole: FSDP2 is not tried. --optimizer adamw-8bit: on shards" in output
+        assert output.count("adamw-8bit: on shards") == 1  # it stood there twice
         assert "adamw-8bit-torchao" in output
 
 
@@ -800,3 +801,12 @@ def test_memory_of_a_layout_names_the_framework_of_plans(run: Any) -> None:
     remark = "fit, plan and time choose among layouts of Megatron-Core; --framework megatron"
     assert remark in " ".join(run(*words).out.split())
     assert remark not in run(*words, "--framework", "torch").out
+
+
+def test_memory_of_adapters_names_the_framework_of_plans(run: Any) -> None:
+    """Plans take whole replicas of torch for adapters beside weights that fit, and FSDP2 where they do not."""
+    for model, hardware, framework in ((SMALL, "h100", ""), ("llama3-70b?num_hidden_layers=60", "h100", "FSDP2")):
+        words = (model, "--lora-rank", "8", "--devices", "2", "--hardware", hardware, "--seq", "64")
+        output = " ".join(run("memory", *words).out.split())
+        assert ("fit, plan and time choose among layouts of" in output) is bool(framework)
+        assert framework in output

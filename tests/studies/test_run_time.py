@@ -496,6 +496,8 @@ REFUSED = {
     "time gpt2 --hardware h100 --recompute nodes:mlpx": "nodes:mlpx: no layer has that module; expected some of",
     "time llama3-8b --hardware h100 --lora-rank 8 --base int8": "--base int8: its time is not modelled",
     "time llama3-8b --hardware h100 --lora-rank 8 --modules-to-save lm_head": "the time of trained copies",
+    "time gpt2 --hardware h100 --fsdp 8 --precision autocast": "FSDP2 with autocast beside its own mixed precision",
+    "time gpt2 --hardware h100 --fsdp 8 --zero-grad zeros": "FSDP2 with gradients that are set to zero",
     "time llama3-8b --hardware a100 --fsdp 8 --precision fp8": "--precision fp8: a100-80gb has no fp8 units",
     "time llama3-8b --hardware h100 --fsdp 8 --precision mxfp8": "h100-sxm (compute capability 9.0) has no units",
     "time llama3-8b --hardware h100 --dp 8 --zero-group 4": "--zero-group 4: nothing is sharded; expected",

@@ -5,12 +5,14 @@ A record names functions by their files, which are imported when they are called
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError
 from ...frozen import frozen
+from ...parallel.layout import ImpossibleLayout
 from ...workload.setting import option
 from ..framework import LazyFunction
 
@@ -300,9 +302,14 @@ class Engine:
     ) -> EngineMemory:
         """Computes the memory of the engine's devices.
 
-        Raises `InputError` for flags and models that are not modelled.
+        Raises `InputError` for flags and models that are not modelled. Its message names the engine's flag of tensor
+        parallelism where the shared code of layouts has `--tp`.
         """
-        engine_memory: EngineMemory = self.memory(self.server(preset, hardware, engine_version, flags))
+        try:
+            engine_memory: EngineMemory = self.memory(self.server(preset, hardware, engine_version, flags))
+        except ImpossibleLayout as error:
+            flag_name = self.flags_by_option.get("--devices", "--tp")
+            raise ImpossibleLayout(re.sub(r"(?<![\w-])--tp(?![\w-])", flag_name, str(error))) from None
         return engine_memory
 
     def flag_changes_on(

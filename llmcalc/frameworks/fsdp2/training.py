@@ -164,11 +164,8 @@ def torchtitan_training(
 
 
 def check_run(memory_estimate: Memory, version_text: str) -> None:
-    """Raises `InputError` for a run whose optimizer cannot update shards."""
-    optimizer_name = memory_estimate.settings.optimizer
-    check_optimizer(
-        TrainingConfig() if optimizer_name is None else TrainingConfig(optimizer=optimizer_name), fsdp_version=2
-    )
+    """Raises `InputError` for a run that FSDP2 is not modelled with in any layout."""
+    check_training(memory_estimate.training(), fsdp_version=2)
 
 
 def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2] | None = None) -> None:
@@ -196,6 +193,36 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
         )
 
 
+def check_training(training_config: TrainingConfig, fsdp_version: Literal[1, 2] | None = None) -> None:
+    """Raises `InputError` for training that FSDP2 is not modelled with in any layout.
+
+    fsdp_version: as of `check_optimizer`.
+    """
+    check_optimizer(training_config, fsdp_version)
+    adapters = training_config.adapters
+    _refuse_unmodelled(
+        (
+            adapters is not None and adapters.base_storage == "int8",
+            "adapters over weights in 8 bits",
+            "--base nf4 or none",
+        ),
+        (adapters is not None and bool(adapters.copied_modules), "--modules-to-save", "none"),
+        (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
+        (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),
+        (training_config.keeps_gradients, "gradients that are set to zero", "--zero-grad none"),
+    )
+
+
+def _refuse_unmodelled(*conditions: tuple[bool, str, str]) -> None:
+    """Raises `InputError` for the first condition that is true.
+
+    conditions: each (whether it is true, what is not modelled in words, what is expected).
+    """
+    for is_unmodelled, problem_text, expected_value in conditions:
+        if is_unmodelled:
+            raise InputError(f"FSDP2 with {problem_text} is not modelled; expected {expected_value}")
+
+
 def sharding_of_rank(
     training_config: TrainingConfig, layout: Layout, rank: int, fsdp_settings: FsdpSettings = TITAN
 ) -> FsdpSharding:
@@ -211,18 +238,12 @@ def sharding_of_rank(
         raise InputError(
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
-    check_optimizer(training_config)
+    check_training(training_config)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduction_format):
         if format_name not in DTYPES:
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
-    for is_unmodelled, problem_text, expected_value in (
-        (
-            adapters is not None and adapters.base_storage == "int8",
-            "adapters over weights in 8 bits",
-            "--base nf4 or none",
-        ),
-        (adapters is not None and bool(adapters.copied_modules), "--modules-to-save", "none"),
+    _refuse_unmodelled(
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
@@ -231,20 +252,15 @@ def sharding_of_rank(
             "frozen layers in a layout that divides more",
             "--fsdp N alone",
         ),
-        (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
         (training_config.has_master_weights, "master weights beside shards in fp32", "--precision bf16-master"),
-        (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),
         (training_config.gradient_dtype is not None, "sums of gradients in another format", "no --grad-dtype"),
-        (training_config.keeps_gradients, "gradients that are set to zero", "--zero-grad none"),
         (fsdp_settings.offloads_to_host and layout.pp > 1, "shards on the host in a pipeline", "--pp 1"),
         (
             fsdp_settings.offloads_to_host and is_float8,
             "shards on the host beside products in 8 bits",
             "one of the two",
         ),
-    ):
-        if is_unmodelled:
-            raise InputError(f"FSDP2 with {problem_text} is not modelled; expected {expected_value}")
+    )
     number_formats = DTYPES[fsdp_settings.dtype], DTYPES[training_config.dtype], DTYPES[fsdp_settings.reduction_format]
     coordinates, ranks_per_replica = layout.coordinates(rank), layout.dp // layout.hsdp_replicas
     shard_index = coordinates.dp % ranks_per_replica * layout.cp + coordinates.cp  # the mesh `dp_shard_cp`

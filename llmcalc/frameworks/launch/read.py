@@ -156,6 +156,12 @@ def _read_tables(config: Any, source_file: LaunchSource, options: Mapping[str, A
     for launch_file in launch_file_kinds():
         if launch_file.read is not None and launch_file.matches(config):
             return read_with_options(launch_file, launch_file.read, config, source_file, options)
+    if isinstance(config.get("services"), Mapping):
+        raise InputError(
+            f"{name_in_errors}: is a compose file, of servers: llmcalc memory and fit read one that starts vLLM, "
+            "SGLang or llama.cpp with its model; expected such a file, or TARGET with --engine NAME (Ollama starts "
+            "without a model: llmcalc memory qwen3:8b --engine ollama --hardware rtx-3090)"
+        )
     key_list = ", ".join(str(config_key)[:30] for config_key in list(config)[:4])
     raise InputError(
         f"{name_in_errors}: is no launch file: it has {key_list or 'nothing'}; "

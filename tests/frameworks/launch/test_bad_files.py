@@ -53,6 +53,7 @@ BAD: dict[str, tuple[str, str]] = {
     "a word": ("hello", "is no launch file"),
     "a list": ("[1, 2]", "is no launch file"),
     "another table": ("a: 1\nb: 2", "is no launch file: it has a, b"),
+    "a compose file": ("services:\n  ollama:\n    image: ollama/ollama\n", "is a compose file, of servers"),
     "another JSON": ('{"a": 1}', "is no launch file: it has a"),
     "Kaito": ("kind: ConfigMap\n---\napiVersion: kaito.sh/v1beta1\nkind: Workspace", "is a config of Kaito"),
     "Triton": ('backend: "vllm"\ninstance_group [{ count: 1 }]', "is a config of Triton Inference Server"),

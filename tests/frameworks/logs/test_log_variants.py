@@ -417,3 +417,13 @@ def test_names_of_workers_show_the_layout_of_a_part_of_a_log(tmp_path: Path) -> 
     )
     flags = functions.explain_log(file).result.reading.flags
     assert flags == {"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}
+
+
+def test_a_cache_whose_tokens_have_the_computed_bytes_is_the_rest_of_another_budget(run: Any, tmp_path: Path) -> None:
+    """A log without versions and flags: 411,616 tokens of 144 KiB were allocated, so the number format is right."""
+    log_file = tmp_path / "vllm.log"
+    lines = ("Available KV cache memory: 56.53 GiB", "GPU KV cache size: 411,616 tokens")
+    log_file.write_text("".join(f"INFO 11-02 10:00:00 [gpu_worker.py:298] {line}\n" for line in lines))
+    words = (str(log_file), "qwen3-8b", "--hardware", "h100", "--format", "json")
+    document = run("explain-log", *words).document
+    assert (document["off"], document["flag"]) == ("kv_cache", "--gpu-memory-utilization")

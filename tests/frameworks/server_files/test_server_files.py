@@ -426,7 +426,7 @@ def test_a_pod_whose_image_starts_a_server_of_another_engine(tmp_path: Path) -> 
 
 def test_a_server_whose_flags_contradict_its_model_names_its_place(tmp_path: Path) -> None:
     (tmp_path / "s.sh").write_text("echo\nvllm serve qwen3-8b --tensor-parallel-size 3\n")
-    with pytest.raises(InputError, match=r"s.sh: line 2: .*--tp 3"):
+    with pytest.raises(InputError, match=r"s.sh: line 2: --tensor-parallel-size 3: does not divide"):
         llmcalc.memory(launch=tmp_path / "s.sh", hardware="h100")
 
 
