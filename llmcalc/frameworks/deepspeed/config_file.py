@@ -270,10 +270,8 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
         written_size = config.get(config_key)
         return None if written_size in (None, AUTO) else integer_of(reader, config_key, written_size)
 
-    micro_batch_size, accumulation_steps = (
-        read_size("train_micro_batch_size_per_gpu"),
-        read_size("gradient_accumulation_steps"),
-    )
+    micro_batch_size = read_size("train_micro_batch_size_per_gpu")
+    accumulation_steps = read_size("gradient_accumulation_steps")
     batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer_arguments:
         if micro_batch_size is None and "batch" not in trainer_arguments:

@@ -599,10 +599,8 @@ def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_fact
     multiples of the original ones; LongRoPE has a table for either.
     """
     rope_type = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
-    scaling_factor, original_positions = (
-        rope_scaling.get("factor"),
-        rope_scaling.get("original_max_position_embeddings"),
-    )
+    scaling_factor = rope_scaling.get("factor")
+    original_positions = rope_scaling.get("original_max_position_embeddings")
     scaled_rows: float = position_count
     if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
         scaled_rows = position_count * scaling_factor

@@ -288,10 +288,8 @@ class FsdpProfile(RingAttentionKernels):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_allocation_place, memory_meter.place = (
-            memory_meter.place,
-            AllocationPlace(memory_meter.place.phase, layer_index, layer_path),
-        )
+        outer_allocation_place = memory_meter.place
+        memory_meter.place = AllocationPlace(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)

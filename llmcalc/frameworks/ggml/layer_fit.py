@@ -138,10 +138,8 @@ class _LayerFit:
 
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
-        layer_count, layers_on_gpus = (
-            len(self.server.model.layers),
-            sum(gpu_layers.layers for gpu_layers in layers_of_gpus),
-        )
+        layer_count = len(self.server.model.layers)
+        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
         layers_by_gpu = (
             tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
             if layers_on_gpus
@@ -282,8 +280,6 @@ def _with_overflow_layer(
 
 def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
     """Returns the largest number up to `largest_candidate` for which a monotonic condition is true; 0 for none."""
-    return (
-        largest_candidate
-        if is_possible(largest_candidate)
-        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))
-    )
+    if is_possible(largest_candidate):
+        return largest_candidate
+    return bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))

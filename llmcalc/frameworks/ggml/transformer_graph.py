@@ -580,10 +580,8 @@ class ModelGraph:
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
-        cached_inputs, state_elements = (
-            (net_sizes.kernel - 1) * net_sizes.channels,
-            heads * net_sizes.key_dim * net_sizes.value_dim,
-        )
+        cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
+        state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
         conv_inputs = self._new_tensor((cached_inputs, sequences), input_cache)

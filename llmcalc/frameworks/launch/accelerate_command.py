@@ -76,11 +76,9 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
 def process_count_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
     process_count = config.get("num_processes")
-    return (
-        process_count
-        if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7
-        else None
-    )
+    if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7:
+        return process_count
+    return None
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:

@@ -141,8 +141,6 @@ def _plain_value(value_text: str) -> Any:
         return value_text.lower() == "true"
     if re.fullmatch(r"-?[0-9]{1,18}", value_text, re.ASCII) is not None:
         return int(value_text)
-    return (
-        float(value_text)
-        if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None
-        else value_text
-    )
+    if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None:
+        return float(value_text)
+    return value_text

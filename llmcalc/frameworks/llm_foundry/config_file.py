@@ -102,10 +102,8 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
         raise reader.wrong(
             "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
-    batch, global_batch = (
-        integer_of(reader, "device_train_microbatch_size", micro_batch),
-        config.get("global_train_batch_size"),
-    )
+    batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
+    global_batch = config.get("global_train_batch_size")
     if global_batch is None:
         return {"batch": batch}
     batch_per_device = max(1, integer_of(reader, "global_train_batch_size", global_batch) // world_size)

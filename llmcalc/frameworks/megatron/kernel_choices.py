@@ -204,11 +204,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
 
 def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
     """Returns the number of layers at the start and at the end of the model that stay in bf16."""
-    return (
-        (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)
-        if settings.first_last_layers_bf16
-        else (0, 0)
-    )
+    if settings.first_last_layers_bf16:
+        return (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)
+    return (0, 0)
 
 
 def _fp8_recipe(settings: MegatronSettings) -> Recipe:

@@ -235,11 +235,9 @@ def _layer_table(settings: MegatronSettings, mixer_table: Table, mlp_table: Tabl
 
 def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
     """Returns the model-spec table of a layer's attention."""
-    return (
-        _latent_attention_table(settings)
-        if settings.is_latent
-        else _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
-    )
+    if settings.is_latent:
+        return _latent_attention_table(settings)
+    return _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:

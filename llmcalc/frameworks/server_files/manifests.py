@@ -172,11 +172,9 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
         return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, manifest_value.replace("$$", DOLLAR_MARK)))
     if isinstance(manifest_value, Mapping):
         return {key: _expand_variables(nested_value, expand_variables) for key, nested_value in manifest_value.items()}
-    return (
-        [_expand_variables(nested_value, expand_variables) for nested_value in manifest_value]
-        if isinstance(manifest_value, list)
-        else manifest_value
-    )
+    if isinstance(manifest_value, list):
+        return [_expand_variables(nested_value, expand_variables) for nested_value in manifest_value]
+    return manifest_value
 
 
 def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:

@@ -260,11 +260,9 @@ class SGLangServer(EngineServer):
             or (draft_algorithm, memory_fraction_rule) == ("ngram", "by_reserve")
         ):
             return 0
-        return (
-            6
-            if (draft_algorithm, memory_fraction_rule) == ("standalone", "by_reserve")
-            else self.rules.draft_reserve_gib
-        )
+        if (draft_algorithm, memory_fraction_rule) == ("standalone", "by_reserve"):
+            return 6
+        return self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:

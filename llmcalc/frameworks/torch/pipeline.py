@@ -102,11 +102,9 @@ class ModelChunk(TrainingRun):
         if self.stage.has_embedding and self.stage.has_head:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
         output_tensor = self.run_layers()
-        return (
-            MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
-            if self.stage.has_head
-            else MicroBatchInFlight(stage_input, output_tensor)
-        )
+        if self.stage.has_head:
+            return MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
+        return MicroBatchInFlight(stage_input, output_tensor)
 
     def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""

@@ -123,10 +123,8 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key_length, value_length = (
-        head_fields.get("key_mla", head_fields.get("key", 0)),
-        head_fields.get("value_mla", head_fields.get("value", 0)),
-    )
+    key_length = head_fields.get("key_mla", head_fields.get("key", 0))
+    value_length = head_fields.get("value_mla", head_fields.get("value", 0))
     has_score_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)
     return {
         **config_fields,

@@ -103,11 +103,9 @@ def parse_header(header_text: bytes, error_location: str, data_bytes: int | None
                 f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        tensor_name, position, closing_character = (
-            _tensor_name(entry_match[1], error_location),
-            entry_match.end(),
-            entry_match[3],
-        )
+        tensor_name = _tensor_name(entry_match[1], error_location)
+        position = entry_match.end()
+        closing_character = entry_match[3]
         if tensor_name in tensor_names:
             raise InputError(
                 f"{error_location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint"

@@ -176,10 +176,8 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
     elif class_start != class_name.lower() and not (
         class_start.startswith(type_letters) or type_letters.startswith(class_start)
     ):
-        counted_text, uncounted_text = (
-            f"the layers of {model_type} are counted",
-            "no other weights that its code may have",
-        )
+        counted_text = f"the layers of {model_type} are counted"
+        uncounted_text = "no other weights that its code may have"
     else:
         return []
     return [f"architectures: {class_name} is no known class of '{model_type}'; {counted_text}, and {uncounted_text}"]

@@ -268,12 +268,10 @@ def pooler(is_present: bool, scores: int | None = None) -> Table:
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
-OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForMultipleChoice",
-    "ForNextSentencePrediction",
-)
+OF_TOKENS = "ForTokenClassification"
+OF_ANSWERS = "ForQuestionAnswering"
+OF_CHOICES = "ForMultipleChoice"
+OF_PAIRS = "ForNextSentencePrediction"
 """Class-name suffixes of classifiers other than the sequence classifier."""
 
 OF_SIMPLE_ANSWERS = OF_ANSWERS + "Simple"
@@ -482,10 +480,8 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         **{earlier_type: name_of_type.get(kind_name, "") for earlier_type, kind_name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = (
-        [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)],
-        len(default_layer_kinds),
-    )
+    layer_kinds = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)]
+    depth = len(default_layer_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
     if field == "layer_types" and is_json_integer(predicting_layers):
@@ -578,11 +574,9 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
     default_layer_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
-    return (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
-        if config.has("mlp_layer_types")
-        else default_layer_kinds
-    )
+    if config.has("mlp_layer_types"):
+        return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
+    return default_layer_kinds
 
 
 def prediction(config: Config, norm: Table | None = None) -> Table:

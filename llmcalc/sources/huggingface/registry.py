@@ -241,11 +241,9 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    stated_model_type, class_name, unsupported_classes = (
-        usual_name(config["model_type"]),
-        architecture_of(config),
-        other_classes(),
-    )
+    stated_model_type = usual_name(config["model_type"])
+    class_name = architecture_of(config)
+    unsupported_classes = other_classes()
     class_names = library_class_names().get(stated_model_type) or unsupported_classes["classes"].get(
         stated_model_type, []
     )

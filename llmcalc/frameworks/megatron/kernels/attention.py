@@ -264,10 +264,8 @@ class AttentionKernels(LinearKernels):
         if kv_heads != heads:  # keys and values repeated for each query head
             repeated_shape = (key_rows, q.shape[1])
             q = self.contiguous(q)
-            k, v = (
-                self.copy_reordered("repeat", k, repeated_shape),
-                self.copy_reordered("repeat", v, (key_rows, width)),
-            )
+            k = self.copy_reordered("repeat", k, repeated_shape)
+            v = self.copy_reordered("repeat", v, (key_rows, width))
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
         uses_transformer_engine = kernel_choices.transformer_engine

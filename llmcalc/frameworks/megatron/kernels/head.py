@@ -294,10 +294,8 @@ class HeadKernels(ElementwiseKernels):
         is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
         row_max = self.new_row_statistics(n_rows)
-        mask, target_indices = (
-            autograd_graph.new_tensor((n_rows, 1), BOOL),
-            autograd_graph.new_tensor((n_rows, 1), INT64),
-        )
+        mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
+        target_indices = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_index = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_logits = self.new_row_statistics(n_rows)
         exp_sums = self.new_row_statistics(n_rows)

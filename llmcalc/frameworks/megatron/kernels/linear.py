@@ -408,10 +408,8 @@ class LinearKernels(RankKernels):
         chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            is_deferred, layer_input = (
-                self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
-                saved_tensors[0],
-            )
+            is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)
+            layer_input = saved_tensors[0]
             if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:

@@ -301,11 +301,9 @@ class RankKernels(Lowering):
         unmetered_run = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
-        unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
-            False,
-            self.include,
-            self.first_layer_index,
-        )
+        unmetered_run.graph.enabled = False
+        unmetered_run.include = self.include
+        unmetered_run.first_layer_index = self.first_layer_index
         unmetered_run.run_only = self.run_only
         entry_tensor = None
         entry_value = program.entry
@@ -405,12 +403,10 @@ class RankKernels(Lowering):
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on an argument tensor, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = (
-                {id(module_input): arguments[0]},
-                {},
-                list(outer_frames),
-                {},
-            )
+            self.values = {id(module_input): arguments[0]}
+            self.bound = {}
+            self.frames = list(outer_frames)
+            self.memo = {}
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 return self.tensor_of(module_output)
@@ -555,11 +551,9 @@ class RankKernels(Lowering):
         """
         if not weight.needs_grad:
             return None
-        return (
-            self.persistent.dummy_gradient(weight, self.graph)
-            if self.rank_choices.fuses_gradient_accumulation
-            else self.graph.new_tensor(weight.shape, BFLOAT16)
-        )
+        if self.rank_choices.fuses_gradient_accumulation:
+            return self.persistent.dummy_gradient(weight, self.graph)
+        return self.graph.new_tensor(weight.shape, BFLOAT16)
 
     def dropout_mask(self, x: Tensor) -> Tensor:
         """Allocates a dropout mask, one byte per element."""

@@ -64,10 +64,8 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, channel_multiples = (
-        config.integer("base_channels"),
-        _read_numbers(config, "channel_multiplier", minimum=1),
-    )
+    base_channels = config.integer("base_channels")
+    channel_multiples = _read_numbers(config, "channel_multiplier", minimum=1)
     for multiplier in channel_multiples:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")

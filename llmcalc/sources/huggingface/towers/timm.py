@@ -40,10 +40,8 @@ def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
         raise root_config.error("timm_model_ids", model_id, f"names that start with {' or '.join(TIMM)}")
     if type(image_size) is not int or image_size < PATCH_SIZE or image_size % PATCH_SIZE:
         raise root_config.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
-    config, norm = (
-        Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm"),
-        layernorm(1e-6),
-    )
+    config = Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm")
+    norm = layernorm(1e-6)
     block = biased_layer(config, norm)
     encoder_fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
     if "registers" in encoder_sizes:

@@ -267,10 +267,8 @@ def padded_positions(config: Config) -> Table:
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
     """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
-    segment_type_count, has_task_types = (
-        config.count("type_vocab_size"),
-        "use_task_id" in config.defaults and config.flag("use_task_id"),
-    )
+    segment_type_count = config.count("type_vocab_size")
+    has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
         "position": position or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
@@ -315,11 +313,9 @@ OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 def position_offset(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return (
-        config_values.first_stack.position.offset
-        if isinstance(config_values.first_stack.position, LearnedPositions)
-        else 0
-    )
+    if isinstance(config_values.first_stack.position, LearnedPositions):
+        return config_values.first_stack.position.offset
+    return 0
 
 
 ROBERTA_WRITES: Writes = {

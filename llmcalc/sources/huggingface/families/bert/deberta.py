@@ -123,11 +123,9 @@ def _deberta_model(
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
     max_distance = config.get("max_relative_positions")
-    return (
-        max_distance
-        if is_json_integer(max_distance) and max_distance > 0
-        else config.integer("max_position_embeddings")
-    )
+    if is_json_integer(max_distance) and max_distance > 0:
+        return max_distance
+    return config.integer("max_position_embeddings")
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:

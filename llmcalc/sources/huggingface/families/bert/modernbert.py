@@ -86,10 +86,8 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
-    norm, depth = (
-        layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")),
-        config.integer("num_hidden_layers"),
-    )
+    norm = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias"))
+    depth = config.integer("num_hidden_layers")
     global_period = config.integer("global_attn_every_n_layers")
     attention_kinds = listed_kinds(
         config,
@@ -263,11 +261,9 @@ JINA_ADAPTERS = {
 
 
 def _classifier_pooling(config_values: ConfigValues) -> str:
-    return (
-        "bos"
-        if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence"
-        else "late"
-    )
+    if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence":
+        return "bos"
+    return "late"
 
 
 MODERN_WRITES: Writes = {

@@ -83,11 +83,9 @@ def _attention(config: Config, attention_kind: str) -> Table:
 def _position(config: Config) -> Table:
     if not config.flag("axial_pos_embds"):
         return learned_positions(config)
-    axial_shape, axial_widths, hidden = (
-        config.integers("axial_pos_shape"),
-        config.integers("axial_pos_embds_dim"),
-        config.integer("hidden_size"),
-    )
+    axial_shape = config.integers("axial_pos_shape")
+    axial_widths = config.integers("axial_pos_embds_dim")
+    hidden = config.integer("hidden_size")
     if len(axial_shape) != 2 or 0 in axial_shape:
         raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")
     if len(axial_widths) != 2 or sum(axial_widths) != hidden or 0 in axial_widths:

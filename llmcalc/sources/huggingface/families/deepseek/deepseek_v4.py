@@ -97,11 +97,9 @@ def _rotary_dims(config: Config) -> int:
     """Returns the number of rotary dimensions of a head."""
     if config.has("partial_rotary_factor"):
         return floor(config.integer("head_dim") * config.number("partial_rotary_factor"))
-    return (
-        config.integer("qk_rope_head_dim")
-        if config.has("qk_rope_head_dim")
-        else floor(config.integer("head_dim") * 64 / 512)
-    )
+    if config.has("qk_rope_head_dim"):
+        return config.integer("qk_rope_head_dim")
+    return floor(config.integer("head_dim") * 64 / 512)
 
 
 def _compression_rates(config: Config) -> dict[str, int]:

@@ -70,11 +70,9 @@ def _layer_count(config: Config) -> int:
 
 def _with_real_experts(op: Op) -> Op:
     """Replaces an operation on identity experts by their unused weights, which the class has; others stay unchanged."""
-    return (
-        Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
-        if isinstance(op, IdentityExperts)
-        else op
-    )
+    if isinstance(op, IdentityExperts):
+        return Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
+    return op
 
 
 HOLDS_IDENTITIES = Deviation(

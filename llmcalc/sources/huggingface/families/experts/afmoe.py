@@ -115,11 +115,9 @@ def _read_laguna(config: Config) -> Table:
 
 
 def _window_field(config: Config) -> Table:
-    return (
-        {}
-        if config.optional_integer("sliding_window") is None
-        else {"sliding_window": config.integer("sliding_window")}
-    )
+    if config.optional_integer("sliding_window") is None:
+        return {}
+    return {"sliding_window": config.integer("sliding_window")}
 
 
 FAMILIES = {

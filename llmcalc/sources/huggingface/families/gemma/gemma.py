@@ -50,11 +50,9 @@ def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
 
 def score_cap_fields(config: Config) -> Table:
     """Returns the soft cap of attention scores, if the config sets one."""
-    return (
-        {}
-        if config.get("attn_logit_softcapping") is None
-        else {"attn_logit_softcapping": config.number("attn_logit_softcapping")}
-    )
+    if config.get("attn_logit_softcapping") is None:
+        return {}
+    return {"attn_logit_softcapping": config.number("attn_logit_softcapping")}
 
 
 def _read_gemma(config: Config) -> Table:

@@ -105,10 +105,8 @@ def _read_t5gemma2(config: Config) -> Table:
                 f"{encoder_config.integer(field_name)}, which is the encoder's",
             )
     is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.integer("hidden_size")
-    encoder, decoder = (
-        _stack_fields(encoder_config),
-        _stack_fields(decoder_config, has_merged_attention=True),
-    )
+    encoder = _stack_fields(encoder_config)
+    decoder = _stack_fields(decoder_config, has_merged_attention=True)
     from ...towers import read_towers
 
     towers, notes = read_towers(

@@ -110,11 +110,9 @@ def _read_gpt_bigcode(config: Config) -> Table:
 
 
 def _read_gpt_neo(config: Config) -> Table:
-    attention_types, depth, window = (
-        config.get("attention_types"),
-        config.integer("num_hidden_layers"),
-        config.integer("window_size"),
-    )
+    attention_types = config.get("attention_types")
+    depth = config.integer("num_hidden_layers")
+    window = config.integer("window_size")
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_configs: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []

@@ -66,10 +66,8 @@ def _read_lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         ffn_width = floor(2 * ffn_width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            width_multiple, width_factor = (
-                config.integer("block_multiple_of"),
-                config.number("block_ffn_dim_multiplier"),
-            )
+            width_multiple = config.integer("block_multiple_of")
+            width_factor = config.number("block_ffn_dim_multiplier")
             if width_factor * ffn_width < 1:
                 raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {ffn_width}")
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple

@@ -121,10 +121,8 @@ def _read_nemotron_h(config: Config) -> Table:
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
-    norm, activation = (
-        float32_rmsnorm(config.number("layer_norm_epsilon")),
-        config.choice(ACTIVATIONS, "mlp_hidden_act"),
-    )
+    norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
+    activation = config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_parts: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
         "attention": lambda layer_config: {

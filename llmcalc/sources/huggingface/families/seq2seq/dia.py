@@ -13,10 +13,8 @@ from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsno
 
 
 def _read_dia(config: Config) -> Table:
-    encoder_config, decoder_config = (
-        config.section("encoder_config", ENCODER),
-        config.section("decoder_config", DECODER),
-    )
+    encoder_config = config.section("encoder_config", ENCODER)
+    decoder_config = config.section("decoder_config", DECODER)
     hidden, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
     channel_delays = config.integers("delay_pattern")
     if len(channel_delays) != channels:

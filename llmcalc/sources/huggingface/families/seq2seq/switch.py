@@ -75,10 +75,8 @@ def _read_nllb_moe(config: Config) -> Table:
     model_fields = bart.bart_model(config, "pre", {"type": "sinusoidal"})
     activation = config.choice(ACTIVATIONS, "activation_function")
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
-        expert_interval, depth = (
-            config.count(f"{stack_name}_sparse_step"),
-            model_fields[stack_name]["num_hidden_layers"],
-        )
+        expert_interval = config.count(f"{stack_name}_sparse_step")
+        depth = model_fields[stack_name]["num_hidden_layers"]
         experts = moe(
             config.integer("num_experts"),
             2,
