@@ -144,11 +144,10 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         setting_name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
         if setting_name in ("offload_optimizer", "offload_param"):
             device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
-            field_values[setting_name] = (
-                "none"
-                if device in (None, False)
-                else _convert_value(reader, dotted_key, field_types[setting_name], device)
-            )
+            if device in (None, False):
+                field_values[setting_name] = "none"
+            else:
+                field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], device)
             field_values[f"{setting_name}_pin_memory"] = (
                 isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
             )
@@ -322,11 +321,10 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     for dtype in ("bf16", "fp16"):
         format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
         is_enabled = format_table.get("enabled", False)
-        format_settings[dtype] = (
-            bool(trainer_arguments.get(dtype))
-            if is_enabled == AUTO
-            else flag_value(reader, f"{dtype}.enabled", is_enabled)
-        )
+        if is_enabled == AUTO:
+            format_settings[dtype] = bool(trainer_arguments.get(dtype))
+        else:
+            format_settings[dtype] = flag_value(reader, f"{dtype}.enabled", is_enabled)
     if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):

@@ -336,11 +336,9 @@ class PartitionedRun(ZeroRun):
         """
         element_count = sum(weight_piece.element_count for weight_piece in reduced_pieces)
         flat_bucket = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
-        message_buffer = (
-            Storage(self.meter, element_count * self.communication_dtype.bytes)
-            if self.communication_dtype is not self.bucket_dtype
-            else None
-        )
+        message_buffer = None
+        if self.communication_dtype is not self.bucket_dtype:
+            message_buffer = Storage(self.meter, element_count * self.communication_dtype.bytes)
         if self.has_accumulated_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:

@@ -141,11 +141,9 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
     number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = (
-        None
-        if number_match is None
-        else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
-    )
+    tokens = None
+    if number_match is not None:
+        tokens = exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"

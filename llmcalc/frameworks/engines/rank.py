@@ -174,11 +174,10 @@ class EngineRank:
         if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
-        has_mxfp4_experts = (
-            stored_bits == 4 and self.preset.config is None
-            if quantization_config is None
-            else quantization_config.get("quant_method") == "mxfp4"
-        )
+        if quantization_config is None:
+            has_mxfp4_experts = stored_bits == 4 and self.preset.config is None
+        else:
+            has_mxfp4_experts = quantization_config.get("quant_method") == "mxfp4"
         return "mxfp4" if has_mxfp4_experts else None
 
     @cached_property

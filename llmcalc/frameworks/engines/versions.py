@@ -205,11 +205,9 @@ class EngineRecord(Record, Generic[RuleType]):
         for added_classes in self.added_classes:
             missing_names = [class_name for class_name in class_names if class_name in added_classes.classes]
             if missing_names and parse_version(engine_version.version) <= parse_version(added_classes.absent):
-                later_version = (
-                    f"; expected --engine {self.name}=={added_classes.present} or later"
-                    if added_classes.present
-                    else ""
-                )
+                later_version = ""
+                if added_classes.present:
+                    later_version = f"; expected --engine {self.name}=={added_classes.present} or later"
                 return (
                     f"{self.title} {engine_version.version} has no class for {missing_names[0]}: it starts only if "
                     f"transformers' own class runs in it{later_version}"

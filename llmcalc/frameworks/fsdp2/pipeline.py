@@ -172,11 +172,10 @@ class ShardedChunk(ModelChunk):
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and attributes new allocations to the yielded group."""
         for layer, parameter_group in self.lowering.groups.items():
-            self.meter.place = (
-                AllocationPlace(phase)
-                if layer.layer_index < 0
-                else AllocationPlace(phase, layer.layer_index, layer.path)
-            )
+            if layer.layer_index < 0:
+                self.meter.place = AllocationPlace(phase)
+            else:
+                self.meter.place = AllocationPlace(phase, layer.layer_index, layer.path)
             yield parameter_group
         self.meter.place = AllocationPlace(phase)
 

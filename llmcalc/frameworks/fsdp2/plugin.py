@@ -233,13 +233,12 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp_argument = trainer_arguments.get("fsdp") or ""
-    fsdp_options = (
-        fsdp_argument.split()
-        if isinstance(fsdp_argument, str)
-        else fsdp_argument
-        if isinstance(fsdp_argument, list)
-        else []
-    )
+    if isinstance(fsdp_argument, str):
+        fsdp_options = fsdp_argument.split()
+    elif isinstance(fsdp_argument, list):
+        fsdp_options = fsdp_argument
+    else:
+        fsdp_options = []
     for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
         if option_name in STRATEGIES:

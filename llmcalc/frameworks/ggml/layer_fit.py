@@ -140,11 +140,10 @@ class _LayerFit:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
         layer_count = len(self.server.model.layers)
         layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
-        layers_by_gpu = (
-            tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
-            if layers_on_gpus
-            else self.server.layer_shares
-        )
+        if layers_on_gpus:
+            layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
+        else:
+            layers_by_gpu = self.server.layer_shares
         layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
@@ -236,11 +235,9 @@ class _LayerFit:
             best_layers = trial_layers
         if best_layers is layers_by_gpu:
             trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
-            best_layers = (
-                trial_layers
-                if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1)
-                else layers_by_gpu
-            )
+            best_layers = layers_by_gpu
+            if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1):
+                best_layers = trial_layers
         return best_layers
 
 

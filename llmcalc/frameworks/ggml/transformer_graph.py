@@ -191,11 +191,10 @@ class ModelGraph:
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
-            self._masks[window] = (
-                self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
-                if is_converted
-                else mask_input
-            )
+            if is_converted:
+                self._masks[window] = self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
+            else:
+                self._masks[window] = mask_input
         return self._masks[window]
 
     def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:

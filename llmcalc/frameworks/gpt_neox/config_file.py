@@ -128,11 +128,8 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
         batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
-        accumulation_steps = (
-            accumulation_steps
-            if global_batch is None
-            else max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
-        )
+        if global_batch is not None:
+            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
     else:
         batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
     return launch_settings._replace(

@@ -638,11 +638,9 @@ def lora_settings(
     ):
         if written_names in (None, [], ""):
             continue
-        module_names = (
-            [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
-            if isinstance(written_names, str)
-            else written_names
-        )
+        module_names = written_names
+        if isinstance(written_names, str):
+            module_names = [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
         adapter_settings[setting_name] = tuple(module_names)

@@ -132,11 +132,10 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
         else (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
         for stage in chunk_stages
     )
-    layers_before = (
-        [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-        if any(rank_run.rank_choices.bf16_layers)
-        else []
-    )
+    if any(rank_run.rank_choices.bf16_layers):
+        layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    else:
+        layers_before = []
     return rank_coordinates, *stage_layers, *layers_before
 
 

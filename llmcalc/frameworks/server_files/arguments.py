@@ -222,11 +222,10 @@ def words_of_tables(
             for inner_key, inner_item in config_value.items():
                 yield from (f"--{'.'.join((*key_path, str(inner_key)))}={_word_of_value(inner_item)}",)
             continue
-        flag_name = (
-            f"--{'.'.join(key_path)}"
-            if flag is None or find_flag(known_flags, f"--{'.'.join(key_path)}")
-            else f"--{key_path[-1]}"
-        )
+        if flag is None or find_flag(known_flags, f"--{'.'.join(key_path)}"):
+            flag_name = f"--{'.'.join(key_path)}"
+        else:
+            flag_name = f"--{key_path[-1]}"
         if isinstance(config_value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield flag_name if config_value else f"--no-{flag_name[2:]}"
         elif isinstance(config_value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):

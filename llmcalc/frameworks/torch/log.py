@@ -165,11 +165,10 @@ def _read_peaks(log_text: LogText) -> ParsedLog | None:
     for term_prefix, (title, unit_bytes, batch_argument) in PEAK_TERMS.items():
         memory_terms: list[LogTerm] = []
         for group_name in (value_name for value_name in log_values.values if value_name.startswith(f"{term_prefix}_")):
-            sizes_in_bytes = (
-                [int(Fraction(size_text) * unit_bytes) for size_text in log_values.values[group_name]]
-                if unit_bytes
-                else log_values.byte_sizes(group_name)
-            )
+            if unit_bytes:
+                sizes_in_bytes = [int(Fraction(size_text) * unit_bytes) for size_text in log_values.values[group_name]]
+            else:
+                sizes_in_bytes = log_values.byte_sizes(group_name)
             memory_terms.append(LogTerm(group_name.removeprefix(f"{term_prefix}_"), max(sizes_in_bytes)))
         if memory_terms:
             return ParsedLog(title.lower(), title, tuple(memory_terms), oom_flag=batch_argument)

@@ -488,11 +488,10 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         accepted_lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
         unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
-        hint_text = (
-            length_hint(layer_kinds, default_layer_kinds)
-            if unknown_name is None
-            else f" (it has {shown(unknown_name)})"
-        )
+        if unknown_name is None:
+            hint_text = length_hint(layer_kinds, default_layer_kinds)
+        else:
+            hint_text = f" (it has {shown(unknown_name)})"
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
             hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"

@@ -30,16 +30,13 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = (
-        config_values.find_part(Attention)
-        if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers)
-        else None
-    )
-    kv_heads = (
-        config_values.first_value("num_key_value_heads")
-        if mixer is None and not _latent_width(config_values)
-        else getattr(mixer, "num_key_value_heads", None)
-    )
+    mixer = None
+    if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers):
+        mixer = config_values.find_part(Attention)
+    if mixer is None and not _latent_width(config_values):
+        kv_heads = config_values.first_value("num_key_value_heads")
+    else:
+        kv_heads = getattr(mixer, "num_key_value_heads", None)
     heads: int = kv_heads or config_values.first_value("num_attention_heads")
     return heads
 

@@ -282,11 +282,10 @@ class Fp8Kernels(DeltaKernels):
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(row_count, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
-            transposed_copy = (
-                [self.new_tensor(n_in, row_count, UINT8)]
-                if gathers_rowwise_only and self.rank_choices.saves_transposed
-                else []
-            )
+            if gathers_rowwise_only and self.rank_choices.saves_transposed:
+                transposed_copy = [self.new_tensor(n_in, row_count, UINT8)]
+            else:
+                transposed_copy = []
             weight_gradient = self.weight_gradient(weight)
             requantized_input.clear()
             gathered_input.clear()

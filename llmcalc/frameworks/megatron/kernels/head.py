@@ -121,11 +121,10 @@ class HeadKernels(ElementwiseKernels):
             ]
             layer_input = hidden_states
             del hidden_states
-            hidden_states = (
-                self.checkpoint(self._layer_group(group_frames), [layer_input])
-                if is_recomputed
-                else self.run_layer(group_frames[0], layer_input)
-            )
+            if is_recomputed:
+                hidden_states = self.checkpoint(self._layer_group(group_frames), [layer_input])
+            else:
+                hidden_states = self.run_layer(group_frames[0], layer_input)
             del layer_input
             group_start = group_end
         self.values[id(stack_output)] = hidden_states

@@ -389,11 +389,9 @@ class LinearKernels(RankKernels):
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits of the rank's vocabulary shard with torch's product."""
         weight = self.shared_table("head", operation)
-        bias = (
-            self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
-            if operation.options["bias"]
-            else None
-        )
+        bias = None
+        if operation.options["bias"]:
+            bias = self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
         if not weight.needs_grad:
             return self._frozen_output(x, weight, bias)
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape

@@ -133,11 +133,10 @@ def _listed_names(config: Config, field_name: str) -> list[str]:
     stated_names = config.get(field_name)
     if stated_names is None:
         return []
-    listed_names = (
-        [position_part.strip() for position_part in stated_names.lower().split("|")]
-        if isinstance(stated_names, str)
-        else config.texts(field_name)
-    )
+    if isinstance(stated_names, str):
+        listed_names = [position_part.strip() for position_part in stated_names.lower().split("|")]
+    else:
+        listed_names = config.texts(field_name)
     return [listed_name for listed_name in listed_names if listed_name not in ("", "none")]
 
 

@@ -70,11 +70,10 @@ def _read_modernbert(config: Config) -> Table:
 
 
 def _read_modernbert_decoder(config: Config) -> Table:
-    window = (
-        config.integer("sliding_window")
-        if config.has("sliding_window")
-        else max(1, config.integer("local_attention") // 2)
-    )
+    if config.has("sliding_window"):
+        window = config.integer("sliding_window")
+    else:
+        window = max(1, config.integer("local_attention") // 2)
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
     score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _head_transform(config, norm)}

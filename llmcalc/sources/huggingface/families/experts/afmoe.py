@@ -89,11 +89,10 @@ def _read_laguna(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    heads = (
-        [config.integer("num_attention_heads")] * depth
-        if config.get("num_attention_heads_per_layer") is None
-        else config.integers("num_attention_heads_per_layer")
-    )
+    if config.get("num_attention_heads_per_layer") is None:
+        heads = [config.integer("num_attention_heads")] * depth
+    else:
+        heads = config.integers("num_attention_heads_per_layer")
     if len(heads) != depth or 0 in heads:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)

@@ -97,11 +97,10 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
     for layer_kind, rope_base in zip(layer_kinds, rope_bases or [None] * depth, strict=False):
-        position = (
-            {}
-            if rope_base is None
-            else {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
-        )
+        if rope_base is None:
+            position = {}
+        else:
+            position = {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
         layers.append(
             (layer_kind, {"attention": {**position, **({"sliding_window": window} if layer_kind == "sliding" else {})}})
         )

@@ -42,11 +42,10 @@ def _read_smollm3(config: Config) -> Table:
     window = config.optional_integer("sliding_window")
     rope_flags = config.get("no_rope_layers")
     nope_period = config.integer("no_rope_layer_interval")
-    has_rope = (
-        config.integers("no_rope_layers")
-        if rope_flags is not None
-        else [int((layer + 1) % nope_period != 0) for layer in range(depth)]
-    )
+    if rope_flags is not None:
+        has_rope = config.integers("no_rope_layers")
+    else:
+        has_rope = [int((layer + 1) % nope_period != 0) for layer in range(depth)]
     if len(has_rope) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None

@@ -109,13 +109,12 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
             raise config.error(
                 "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
             )
-        attention_sizes = (
-            {"finds": candidate_block_fields}
-            if layer == candidate_source_layer
-            else {"candidates": candidate_block_fields}
-            if layer > candidate_source_layer >= 0
-            else {}
-        )
+        if layer == candidate_source_layer:
+            attention_sizes = {"finds": candidate_block_fields}
+        elif layer > candidate_source_layer >= 0:
+            attention_sizes = {"candidates": candidate_block_fields}
+        else:
+            attention_sizes = {}
         layers.append(
             (
                 "full" if layer in kv_sources else "selecting",

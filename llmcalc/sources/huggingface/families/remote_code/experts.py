@@ -160,11 +160,9 @@ def _read_hunyuan(config: Config) -> Table:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     ffn: Table = glu(config)
     if config.integer("num_experts") > 1:
-        expert_width = (
-            _size_in_all_layers(config, "moe_intermediate_size", depth)
-            if config.has("moe_intermediate_size")
-            else ffn_width
-        )
+        expert_width = ffn_width
+        if config.has("moe_intermediate_size"):
+            expert_width = _size_in_all_layers(config, "moe_intermediate_size", depth)
         shared_ffn = glu(config, ffn_width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
         ffn = moe(
             config.integer("num_experts"),
