@@ -81,8 +81,6 @@ def read_trainer(
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in command_settings.items()
-        if setting_name not in ("precision", "dtype", "optimizer_impl")
+        name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

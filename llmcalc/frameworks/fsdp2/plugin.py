@@ -76,8 +76,7 @@ def fsdp_layout(
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     parallelism_settings = {
-        str(key).removeprefix("parallelism_config_"): setting_value
-        for key, setting_value in (parallelism_table or {}).items()
+        str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()
     }
     layout_sizes = {
         size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])

@@ -411,15 +411,9 @@ class Configurations:
             return
         owner_config = configs_by_variable.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for config_key in [
-            config_key
-            for config_key in owner_config
-            if config_key == attr_name or config_key.startswith(f"{attr_name}.")
-        ]:
+        for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {
-            f"{attr_name}.{config_key}".rstrip("."): attribute_value for config_key, attribute_value in config.items()
-        }
+        owner_config |= {f"{attr_name}.{config_key}".rstrip("."): value for config_key, value in config.items()}
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 

@@ -509,11 +509,7 @@ class LaunchReader:
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (
-                    shipped_table
-                    for shipped_name, shipped_table in shipped_tables.items()
-                    if file_name.endswith(f"/{shipped_name}")
-                ),
+                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
                 None,
             )
         try:

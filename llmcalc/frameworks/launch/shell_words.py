@@ -85,9 +85,7 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {
-            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported_names)
-        }
+        exported_values = {name: self.variables.get(name, "") for name in sorted(self.exported_names)}
         return {
             variable_name: exported_value
             for variable_name, exported_value in exported_values.items()

@@ -622,9 +622,7 @@ def lora_settings(
     argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names
-        if not isinstance(listed_names, list) or {
-            str(parameter_name).strip().rpartition(".")[2] for parameter_name in listed_names
-        } != {
+        if not isinstance(listed_names, list) or {str(name).strip().rpartition(".")[2] for name in listed_names} != {
             "gate_up_proj",
             "down_proj",
         }:

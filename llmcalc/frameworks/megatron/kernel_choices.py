@@ -189,10 +189,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
         recompute_layers=settings.recompute_num_layers or 1,
         recomputed_module_kinds=frozenset(
-            network_kind
-            for recompute_module, network_kind in NETWORKS.items()
-            if recompute_module in settings.recomputed_modules
-            or (recompute_module == "moe" and settings.moe_layer_recompute)
+            kind
+            for module, kind in NETWORKS.items()
+            if module in settings.recomputed_modules or (module == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,

@@ -77,10 +77,7 @@ def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]
         )
     if megatron_settings.mtp_layers:
         refusal_reasons["mtp_num_layers"] = "multi-token prediction"
-    return {
-        flag_of(unsupported_argument): f"with --use-megatron-fsdp, {problem}"
-        for unsupported_argument, problem in refusal_reasons.items()
-    }
+    return {flag_of(argument): f"with --use-megatron-fsdp, {problem}" for argument, problem in refusal_reasons.items()}
 
 
 def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:

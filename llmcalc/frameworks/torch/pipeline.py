@@ -277,9 +277,7 @@ class RankRun:
     def _make_buckets(self) -> None:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
         element_bytes = DTYPES[self.training.dtype].bytes
-        ordered_weights = (
-            weight for model_chunk in reversed(self.chunks) for weight in reversed(model_chunk.parameters)
-        )
+        ordered_weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
             for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in ordered_weights)

@@ -165,9 +165,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, value in config.items()
             if has_unknown(value)
         }
-        config = {
-            argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
-        }
+        config = {name: value for name, value in config.items() if name not in unknown_arguments}
         reader.unknown |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.where)
             for argument_name, argument in unknown_arguments.items()

@@ -178,10 +178,7 @@ def _parse_tensor(
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _invalid_entry_error(tensor_name, error_location) from None
     if (
-        any(
-            type(axis_length) is not int or not 0 <= axis_length <= 2**48
-            for axis_length in (*shape, data_start, data_end)
-        )
+        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
         or len(shape) > 16
     ):
         raise InputError(f"{error_location}: {tensor_name[:80]}: a shape or offset is not a valid size")

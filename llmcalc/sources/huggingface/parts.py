@@ -66,11 +66,7 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {
-        field: field_value
-        for field, field_value in {**attention_fields, **other_fields}.items()
-        if field_value is not None
-    }
+    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def rope(
@@ -215,9 +211,7 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: field_value
-        for field, field_value in layers.items()
-        if field not in ("variants", "first_layers", "pattern")
+        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
     }
     return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
 
@@ -627,8 +621,7 @@ def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     if not varying_axes:
         return {}
     layer_kinds = [
-        "-".join(combined_kinds)
-        for combined_kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
+        "-".join(kinds) for kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
     ]
     layer_variants: Table = {}
     for layer, layer_kind in enumerate(layer_kinds):
@@ -661,8 +654,7 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {
-        field_name: with_router_fields(field_value, router_fields, is_linear_only)
-        for field_name, field_value in description_table.items()
+        name: with_router_fields(value, router_fields, is_linear_only) for name, value in description_table.items()
     }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
@@ -681,10 +673,8 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     for block in used_kinds.values():
         if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
-                layer_kind: {
-                    field: field_value for field, field_value in layer.items() if block.get(field) != field_value
-                }
-                for layer_kind, layer in used_kinds.items()
+                kind: {field: field_value for field, field_value in layer.items() if block.get(field) != field_value}
+                for kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

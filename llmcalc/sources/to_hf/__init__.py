@@ -193,9 +193,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {
-        field: getattr(spec.dropout, dropout_place) or 0.0 for dropout_place, field in family.dropout_fields.items()
-    }
+    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
     return {
         field: probability
         for field, probability in dropout_fields.items()

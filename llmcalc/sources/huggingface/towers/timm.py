@@ -29,11 +29,7 @@ PATCH_SIZE = 14
 def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (
-            sizes
-            for model_prefix, sizes in TIMM.items()
-            if isinstance(model_id, str) and model_id.startswith(model_prefix)
-        ),
+        (sizes for prefix, sizes in TIMM.items() if isinstance(model_id, str) and model_id.startswith(prefix)),
         None,
     )
     if encoder_sizes is None:

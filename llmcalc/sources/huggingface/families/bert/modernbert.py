@@ -105,9 +105,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    layer_variants = {
-        variant_name: layer_changes[variant_name.removeprefix("first_")] for variant_name in dict.fromkeys(layer_kinds)
-    }
+    layer_variants = {name: layer_changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
     layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 

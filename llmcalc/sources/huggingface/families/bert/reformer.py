@@ -26,10 +26,7 @@ def _read_reformer(config: Config) -> Table:
             "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
         )
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {
-        attention_kind: {"attention": _attention(config, attention_kind)}
-        for attention_kind in dict.fromkeys(listed_kinds)
-    }
+    layers = {kind: {"attention": _attention(config, kind)} for kind in dict.fromkeys(listed_kinds)}
     block = {
         "type": "reversible",
         **layers[listed_kinds[0]],

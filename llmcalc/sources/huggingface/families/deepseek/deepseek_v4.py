@@ -139,9 +139,7 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _scoring_func(config: Config) -> str:
-    score_function: str = config.choice(
-        {function_name: function_name for function_name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func"
-    )
+    score_function: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
     return score_function
 
 

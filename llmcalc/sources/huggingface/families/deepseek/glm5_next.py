@@ -89,9 +89,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         for mixer in mixers
         for ffn_kind in network_kinds
     }
-    layer_kinds = [
-        f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
-    ]
+    layer_kinds = [f"{mixer}_{kind}" for mixer, kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)

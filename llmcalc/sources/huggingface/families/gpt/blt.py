@@ -14,9 +14,7 @@ from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 def _read_blt(config: Config) -> Table:
     global_config, local_encoder, local_decoder = (
-        config.section(f"{section_name}_config", defaults)
-        for section_name, defaults in SECTIONS.items()
-        if section_name != "patcher"
+        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
     hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field, expected_value in (

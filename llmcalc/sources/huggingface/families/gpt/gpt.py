@@ -206,9 +206,7 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [
-        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
-    ]
+    return [[["global" if kind == "full_attention" else "local"], 1] for kind in config_values.layer_kinds()]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:

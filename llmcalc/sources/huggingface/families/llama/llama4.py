@@ -50,11 +50,9 @@ def _read_llama4_text(config: Config) -> Table:
         chunk_size = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
-        f"{attention_range}_{position_kind}": {
-            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
-        }
+        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
         for attention_range in KINDS.values()
-        for position_kind in ("rope", "nope")
+        for kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")

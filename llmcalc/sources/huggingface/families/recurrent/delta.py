@@ -87,9 +87,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer + ffn_kind: layer_table(mixers[mixer], ffns_by_kind[ffn_kind], norm)
-        for mixer in mixers
-        for ffn_kind in ffns_by_kind
+        mixer + kind: layer_table(mixers[mixer], ffns_by_kind[kind], norm) for mixer in mixers for kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]

@@ -49,10 +49,7 @@ def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: 
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {
-            layer_kind: {**layer_table, "norm": norm, "norm_placement": "pre"}
-            for layer_kind, layer_table in layer_configs.items()
-        },
+        {kind: {**table, "norm": norm, "norm_placement": "pre"} for kind, table in layer_configs.items()},
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)

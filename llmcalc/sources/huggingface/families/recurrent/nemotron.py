@@ -142,9 +142,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     kind_names: list[str] = []
     for layer_kind, layer_config in layers:
         layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
-        names_of_kind = [
-            variant_name for variant_name in layer_table_by_kind if variant_name.partition("_")[0] == layer_kind
-        ]
+        names_of_kind = [name for name in layer_table_by_kind if name.partition("_")[0] == layer_kind]
         new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
         variant_name = next(
             (variant_name for variant_name in names_of_kind if layer_table_by_kind[variant_name] == layer_fields),

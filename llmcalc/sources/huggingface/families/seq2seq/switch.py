@@ -112,11 +112,7 @@ OF_EXPERTS = field_names(
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [
-        layer
-        for layer, layer_name in enumerate(stack.layer_names())
-        if isinstance(stack.layer(layer_name).feed_forward, MoE)
-    ]
+    return [layer for layer, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
