@@ -94,7 +94,7 @@ def read_deepspeed_section(
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
             reader.ignored.append(config_key)
-    unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
+    unknown_keys(reader, config, (*READ, *reader.ignored), "")
     device_count = reader.device_count(world_size)
     zero_table = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}

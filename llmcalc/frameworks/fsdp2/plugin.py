@@ -65,7 +65,7 @@ def fsdp_layout(
     """
     section_name = "fsdp_config"
     reader.ignored += [f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED]
-    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name, "no key that is known")
+    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
     fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
@@ -83,9 +83,7 @@ def fsdp_layout(
         for size_name in GROUP_SIZES
         if parallelism_settings.get(size_name) is not None
     }
-    unknown_keys(
-        reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known"
-    )
+    unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
     tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"

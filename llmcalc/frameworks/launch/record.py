@@ -690,7 +690,11 @@ LARGEST = 2**40
 
 
 def unknown_keys(
-    reader: LaunchReader, config_table: Mapping[str, Any], known_names: Iterable[str], place_in_file: str, problem: str
+    reader: LaunchReader,
+    config_table: Mapping[str, Any],
+    known_names: Iterable[str],
+    place_in_file: str,
+    problem: str = "no key that is known",
 ) -> None:
     """Records the keys with a value that are not in `known_names` as unknown arguments. problem: the reason."""
     known_keys = set(known_names)

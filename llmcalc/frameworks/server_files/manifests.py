@@ -183,9 +183,8 @@ def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | 
         if isinstance(device, Mapping):
             device_ids = device.get("device_ids")
             if isinstance(device_ids, list):
-                device_count = len(device_ids)
-            else:
-                device_count = accelerator_count(device.get("count"), f"{name_in_errors}: count")
+                return len(device_ids)
+            device_count = accelerator_count(device.get("count"), f"{name_in_errors}: count")
             if device_count is not None:
                 return device_count
     return None

@@ -145,10 +145,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             )
         trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
+        base_config = CONFIGS[config_class]
         if trl_config and config_class != trl_config:
             base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
-        else:
-            base_config = CONFIGS[config_class]
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)

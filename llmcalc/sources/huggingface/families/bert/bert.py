@@ -368,7 +368,6 @@ FAMILIES = {
         read_bert,
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
-        modules=module_names("bert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "ernie": Family(
@@ -400,7 +399,6 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules=module_names("roberta-prelayernorm"),
         dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
@@ -408,7 +406,6 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules=module_names("xlm-roberta-xl"),
         dropout_fields=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
@@ -420,7 +417,6 @@ FAMILIES = {
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
-        modules=module_names("fnet"),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
     "big_bird": Family(
@@ -452,13 +448,11 @@ FAMILIES = {
             "hidden_act": "activation",
         },
         unread_aliases=frozenset({"intermediate_size", "hidden_act"}),
-        modules=module_names("distilbert"),
         dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
         _read_electra,
         ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
-        modules=module_names("electra"),
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
@@ -470,7 +464,6 @@ FAMILIES = {
             "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
-        modules=module_names("albert"),
         dropout_fields={
             "embedding": "hidden_dropout_prob",
             "attention": "attention_probs_dropout_prob",
@@ -482,7 +475,6 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
-        modules=module_names("mpnet"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

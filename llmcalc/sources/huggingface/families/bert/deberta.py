@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import AbsentValue, require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
@@ -175,7 +175,6 @@ FAMILIES = {
         field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("deberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
@@ -202,7 +201,6 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("deberta-v2"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
 from .bert import OLD, bert_head, bert_score_head, padded_positions
 
@@ -58,7 +58,6 @@ FAMILIES = {
     "esm": Family(
         _read_esm,
         ignored_fields=IGNORED,
-        modules=module_names("esm"),
         dropout_fields=BERT_DROPOUT,
         field_writers={
             "position_embedding_type": _position_embedding_type,

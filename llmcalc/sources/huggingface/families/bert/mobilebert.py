@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from ...writes import Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
@@ -73,7 +73,6 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
-        modules=module_names("mobilebert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

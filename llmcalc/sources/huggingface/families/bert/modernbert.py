@@ -295,7 +295,6 @@ FAMILIES = {
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
-        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
@@ -353,7 +352,6 @@ FAMILIES = {
         },
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
-        modules=module_names("nomic_bert"),
         earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
         dropout_fields=BERT_DROPOUT,
     ),

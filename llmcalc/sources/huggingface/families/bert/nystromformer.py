@@ -119,7 +119,6 @@ FAMILIES = {
         field_writers=_kernel_writer("conv_kernel_size"),
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("nystromformer"),
         dropout_fields=BERT_DROPOUT,
     ),
     "yoso": Family(

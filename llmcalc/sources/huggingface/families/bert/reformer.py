@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import lcm
 
 from ...config import Config, is_json_integer
-from ...family import EVERY, Family, Quirks, field_names, module_names
+from ...family import EVERY, Family, Quirks, field_names
 from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
 
 HASHES = {"local": False, "lsh": True}
@@ -101,7 +101,6 @@ FAMILIES = {
         _read_reformer,
         ignored_fields=field_names("intermediate_size num_chunks_after num_chunks_before"),  # of a published config
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )

@@ -100,7 +100,6 @@ FAMILIES = {
             "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
         quirks=MASKS,
-        modules=module_names("rembert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, encoder, layer_table, layernorm, pooler
 from ...writes import Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
@@ -63,7 +63,6 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("squeezebert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

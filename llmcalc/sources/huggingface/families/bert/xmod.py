@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import (
@@ -73,7 +73,6 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("xmod"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, field_names, module_names
+from ...family import Deviation, Family, field_names
 from ...parts import (
     Table,
     add_prediction,
@@ -188,7 +188,6 @@ FAMILIES = {
             "compress_rates": _compression_rates_by_kind,
         },
         deviations=(KEPT_TWICE,),
-        modules=module_names("deepseek_v4"),
         earlier_names={
             "compressor.indexer.q_b_proj": "indexer.wq_b",
             "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks, module_names
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, add_prediction, decoder, glu, layer_table, moe, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
@@ -103,6 +103,5 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(HOLDS_IDENTITIES,),
-        modules=module_names("longcat_flash"),
     )
 }

@@ -98,7 +98,6 @@ FAMILIES = {
         _read_assistant,
         DEFAULTS,
         IGNORED,
-        modules=module_names("gemma4_assistant"),
         source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
     ),
     "gemma4_unified_assistant": Family(

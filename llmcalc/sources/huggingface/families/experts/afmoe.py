@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -125,7 +125,6 @@ FAMILIES = {
             use_grouped_mm
             """
         ),
-        modules=module_names("afmoe"),
     ),
     "laguna": Family(
         _read_laguna,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....ops import Op, State
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Deviation, Family, module_names
+from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
@@ -151,7 +151,6 @@ FAMILIES = {
             **MIXER_WRITES,
             "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
         },
-        modules=module_names("inkling_text"),
         deviations=(FLOAT32_STATES,),
     ),
     "inkling_mm_model": Family(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .....algebra import ceil_div
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
 from ..deepseek.deepseek import SIGMOID
 from .inkling import FLOAT32_STATES, MIXER_WRITES, RANGES, profile_mixers
@@ -101,7 +101,6 @@ FAMILIES = {
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
         field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
-        modules=module_names("inkling2_text"),
         earlier_names=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),

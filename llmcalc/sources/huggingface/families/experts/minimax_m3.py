@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -180,7 +180,6 @@ FAMILIES = {
         None,
         text_type="minimax_m3_vl_text",
         tying_source="either",
-        modules=module_names("minimax_m3_vl"),
         tower_file="qwen",
     ),
 }

@@ -224,7 +224,6 @@ FAMILIES = {
             "enable_moe_block": lambda s: bool(s.expert_layers()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
-        modules=module_names("gemma4_text"),
     ),
     "gemma4": Family(
         None,
@@ -243,7 +242,6 @@ FAMILIES = {
         None,
         text_type="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules=module_names("gemma4_unified"),
         tower_file="gemma",
     ),
 }

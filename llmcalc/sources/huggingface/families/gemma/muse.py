@@ -12,7 +12,7 @@ from .....components.base import LARGEST
 from .....components.networks.moe import MoE
 from ...absent_value import require_present
 from ...config import Config, is_number
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -152,6 +152,5 @@ FAMILIES = {
             ],
             "moe_hidden_size": lambda s: require_present(s.moe.latent).moe_latent_size,
         },
-        modules=module_names("muse_spark_text"),
     ),
 }

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
+from ...family import CLASSIFIERS, Family, Quirks, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -256,14 +256,12 @@ FAMILIES = {
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
-        modules=module_names("t5gemma"),
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _read_t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
-        modules=module_names("t5gemma2"),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
@@ -157,7 +157,6 @@ FAMILIES = {
         _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
-        modules=module_names("blt"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
     )
 }

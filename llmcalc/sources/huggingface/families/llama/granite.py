@@ -141,11 +141,13 @@ FAMILIES = {
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
     "granite_docling_text": Family(_read_granite),
-    "granitemoe": Family(_read_granitemoe, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
-    "granitemoeshared": Family(_read_granitemoeshared, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
+    "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER),
+    "granitemoeshared": Family(
+        _read_granitemoeshared, modules=module_names("granitemoe"), earlier_names=GRANITE_EARLIER
+    ),
     "hyperclovax": Family(
         _read_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
     ),
     "granite_swa": Family(_read_granite_swa, field_writers=BASES_WRITES),
-    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granite")),
+    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granitemoe")),
 }

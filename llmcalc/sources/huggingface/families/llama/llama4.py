@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Deviation, Family, module_names, op_of_all_experts
+from ...family import Deviation, Family, op_of_all_experts
 from ...parts import (
     QKVO,
     Table,
@@ -123,7 +123,5 @@ FAMILIES = {
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},
     ),
-    "llama4": Family(
-        None, text_type="llama4_text", tying_source="text", modules=module_names("llama4"), tower_file="pixtral"
-    ),
+    "llama4": Family(None, text_type="llama4_text", tying_source="text", tower_file="pixtral"),
 }

@@ -8,7 +8,7 @@ transformers: models/phi4_multimodal.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import Table, attention, fused_glu
 from .llama import llama_decoder
 
@@ -29,7 +29,6 @@ FAMILIES = {
         ),
         tower_class_prefixes="Phi4Multimodal",
         has_text_class=False,
-        modules=module_names("phi4_multimodal"),
         tower_file="audio",
     )
 }

@@ -8,7 +8,7 @@ transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, mod
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -115,7 +115,8 @@ FAMILIES = {
     ),
     "arcee": Family(_read_arcee),
     "apertus": Family(
-        read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}), modules=module_names("apertus")
+        read_apertus,
+        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
     ),
     "helium": Family(_read_helium),
 }

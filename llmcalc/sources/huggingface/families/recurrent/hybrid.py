@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, field_names, module_names
+from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -262,7 +262,6 @@ FAMILIES = {
             ),
         },
         has_older_aliases=True,
-        modules=module_names("granitemoehybrid"),
         earlier_names=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(

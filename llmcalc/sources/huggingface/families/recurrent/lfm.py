@@ -154,7 +154,6 @@ FAMILIES = {
         _read_lfm2,
         ignored_fields=UNUSED,
         field_writers={"block_auto_adjust_ff_dim": lambda s: False},
-        modules=module_names("lfm2"),
         dropout_fields={},
     ),
     "lfm2_moe": Family(

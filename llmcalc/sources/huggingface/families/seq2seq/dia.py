@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Quirks, module_names
+from ...family import Family, Quirks
 from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
 
 
@@ -88,7 +88,6 @@ FAMILIES = {
         _read_dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
         ignored_fields=frozenset({"norm_eps"}),
-        modules=module_names("dia"),
         quirks=Quirks(decoder_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
     )
 }

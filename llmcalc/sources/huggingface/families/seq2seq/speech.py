@@ -97,7 +97,6 @@ FAMILIES = {
             "conv_channels": lambda s: require_present(s.first_stack.stem).conv_channels,
             "input_feat_per_channel": lambda s: require_present(s.first_stack.stem).num_mel_bins,
         },
-        modules=module_names("speech_to_text"),
         dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(

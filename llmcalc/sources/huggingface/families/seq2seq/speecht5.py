@@ -6,7 +6,7 @@ Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSp
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 
@@ -98,7 +98,6 @@ FAMILIES = {
     "speecht5": Family(
         _read_speecht5,
         ignored_fields=IGNORED,
-        modules=module_names("speecht5"),
         dropout_fields={
             "embedding": "hidden_dropout",
             "attention": "attention_dropout",

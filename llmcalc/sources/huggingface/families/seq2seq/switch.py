@@ -12,7 +12,7 @@ from .....components.networks.router import LinearRouter
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names, op_of_all_experts
+from ...family import EVERY, Deviation, Family, Quirks, field_names, op_of_all_experts
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
 from .bart import SIDES_WRITES
@@ -171,7 +171,6 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),
-        modules=module_names("nllb-moe"),
         dropout_fields=BART_DROPOUT,
     ),
 }
