@@ -153,7 +153,7 @@ def preset_within_name(model_name: str) -> str | None:
         (
             preset_by_spelling[spelling]
             for part in name_parts
-            if (spelling := _sized_spelling(part)) in preset_by_spelling
+            if (spelling := normalized_with_points(part) if _has_size(part) else "") in preset_by_spelling
         ),
         None,
     )
@@ -161,11 +161,6 @@ def preset_within_name(model_name: str) -> str | None:
 
 MOST_WORDS = 20
 """Largest number of words of a name whose parts are compared with the presets'."""
-
-
-def _sized_spelling(name_part: str) -> str:
-    """Returns a part of a name, normalized with decimal points; empty if it states no number of parameters."""
-    return normalized_with_points(name_part) if _has_size(name_part) else ""
 
 
 def _has_size(model_name: str) -> bool:

@@ -224,10 +224,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        allowed_value
-        for plain_type in type_arguments
-        if get_origin(plain_type) is Literal
-        for allowed_value in get_args(plain_type)
+        value for plain_type in type_arguments if get_origin(plain_type) is Literal for value in get_args(plain_type)
     ]
     plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
     value_text = str(config_value)[:40].removesuffix(".0")

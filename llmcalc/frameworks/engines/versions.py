@@ -83,11 +83,7 @@ def measured_context(
     measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, devices: int
 ) -> MeasuredCudaContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [
-        measured_row
-        for measured_row in measured_rows
-        if measured_row.devices <= devices and has_link(hardware, measured_row.link)
-    ]
+    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 

@@ -174,7 +174,7 @@ def _require_resolved(flag: Flag, value: Any) -> None:
 def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
     """Parses YAML with unresolved names. Raises `InputError`, which names a line that a command prints."""
     try:
-        return parse_yaml(_with_yaml_marks(yaml_text), file_name)
+        return parse_yaml(yaml_text.replace("\0", YAML_MARK), file_name)
     except InputError:
         printed_lines = (
             (line_number, line)
@@ -185,11 +185,6 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
         if not line_number:
             raise
         raise InputError(f"{file_name}: line {line_number}: {unresolved_reason(line)}") from None
-
-
-def _with_yaml_marks(yaml_text: str) -> str:
-    """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
-    return yaml_text.replace("\0", YAML_MARK)
 
 
 YAML_MARK = "\ue000"

@@ -648,9 +648,7 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
     """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [
-            with_router_fields(nested_element, router_fields, is_linear_only) for nested_element in description_table
-        ]
+        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {

@@ -64,9 +64,7 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
     if not {"hidden_size", "num_hidden_layers"} <= default_names:
         return
     hidden_sizes = {
-        default_size
-        for path, default_size in config_description.from_defaults.items()
-        if path.rpartition(".")[2] == "hidden_size"
+        size for path, size in config_description.from_defaults.items() if path.rpartition(".")[2] == "hidden_size"
     }
     for field in config_description.unknown:
         section_value = field.value if isinstance(field.value, dict) else {}

@@ -464,9 +464,7 @@ class RankKernels(Lowering):
         autograd_graph = self.graph
         if not is_recorded(autograd_graph, inputs):
             return
-        saved_tensors: SavedTensors = [
-            autograd_graph.save_uncheckpointed(saved_tensor).unpack() for saved_tensor in saves
-        ]
+        saved_tensors: SavedTensors = [autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in saves]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)

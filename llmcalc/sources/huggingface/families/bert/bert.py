@@ -67,18 +67,6 @@ def _read_roberta(config: Config) -> Table:
     )
 
 
-def _read_megatron_bert(config: Config) -> Table:
-    return _model_with_pre_norm(config, read_bert(config))
-
-
-def _read_roberta_prelayernorm(config: Config) -> Table:
-    return _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True)
-
-
-def _read_xlm_roberta_xl(config: Config) -> Table:
-    return _model_with_pre_norm(config, _read_roberta(config))
-
-
 def _model_with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
@@ -382,7 +370,7 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
-        _read_megatron_bert,
+        lambda config: _model_with_pre_norm(config, read_bert(config)),
         ignored_fields=OLD | {"tokenizer_type"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
@@ -395,14 +383,14 @@ FAMILIES = {
         dropout_fields=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
-        _read_roberta_prelayernorm,
+        lambda config: _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True),
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         dropout_fields=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
-        _read_xlm_roberta_xl,
+        lambda config: _model_with_pre_norm(config, _read_roberta(config)),
         ignored_fields=OLD,
         field_writers=ROBERTA_WRITES,
         deviations=(SECOND_BIAS,),

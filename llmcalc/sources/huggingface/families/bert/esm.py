@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
 
 
-def _read_esm(config: Config) -> Table:
-    return esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {})
-
-
 def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
     """Returns the model of ESM's layers with a network. stack_fields: further fields of its stack."""
     if architecture(config).endswith("ForProteinFolding"):
@@ -56,7 +52,7 @@ def _position_embedding_type(config_values: ConfigValues) -> str:
 
 FAMILIES = {
     "esm": Family(
-        _read_esm,
+        lambda config: esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {}),
         ignored_fields=IGNORED,
         dropout_fields=BERT_DROPOUT,
         field_writers={

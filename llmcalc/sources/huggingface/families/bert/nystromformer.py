@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .....ops import Op, SampledBlockAttentionCore
+from .....ops import SampledBlockAttentionCore
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
@@ -71,15 +71,11 @@ def _read_mra(config: Config) -> Table:
     )
 
 
-def _op_without_kernel(op: Op) -> Op:
-    return replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op
-
-
 NO_KERNEL = Deviation(
     "MRA without its kernels",
     "without CUDA kernels of its own, its class returns zeros in the place of attention",
     "forward_flops",
-    class_op=_op_without_kernel,
+    class_op=lambda op: replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op,
 )
 
 

@@ -163,10 +163,6 @@ VALIDITY = Deviation(
 )
 
 
-def _kimi_delta_attention(config_values: ConfigValues) -> Any:
-    return config_values.find_part(KimiDeltaAttention)
-
-
 def _mla(config_values: ConfigValues) -> Any:
     return config_values.find_part(MLA)
 
@@ -199,7 +195,7 @@ FAMILIES = {
             ],
             "index_topk": lambda s: _mla_indexer(s).index_topk,
             "index_kpool": lambda s: _mla_indexer(s).index_kpool,
-            "linear_lower_bound": lambda s: _kimi_delta_attention(s).kda_lower_bound,
+            "linear_lower_bound": lambda s: s.find_part(KimiDeltaAttention).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
         unconverted_modules=(r"re:.*index_kpool_compress_gate",),

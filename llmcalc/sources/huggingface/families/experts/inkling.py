@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .....ops import Op, State
+from .....ops import State
 from ...absent_value import require_present
 from ...config import Config
 from ...family import Deviation, Family
@@ -107,15 +107,11 @@ def _uncounted_prediction(config: Config) -> None:
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 
 
-def _with_float32_state(op: Op) -> Op:
-    return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
-
-
 FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    class_op=_with_float32_state,
+    class_op=lambda op: replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op,
 )
 
 

@@ -107,10 +107,6 @@ def _read_gemma4(config: Config) -> Table:
     )
 
 
-def _read_gemma4_unified(config: Config) -> Table:
-    return _gemma4_decoder(config, has_experts=False, has_layer_inputs=False)
-
-
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
@@ -234,7 +230,7 @@ FAMILIES = {
         write_tower_sections=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
-        _read_gemma4_unified,
+        lambda config: _gemma4_decoder(config, has_experts=False, has_layer_inputs=False),
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),

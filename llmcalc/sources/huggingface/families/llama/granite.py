@@ -69,10 +69,6 @@ def _shared_experts(config: Config) -> Table:
     )
 
 
-def _read_granitemoeshared(config: Config) -> Table:
-    return _decoder_with_attention(config, _shared_experts(config))
-
-
 def _read_hyperclovax(config: Config) -> Table:
     return _decoder_with_attention(
         config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
@@ -107,10 +103,6 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
-def _read_granite_swa(config: Config) -> Table:
-    return _sliding_decoder(config, glu(config, config.flag("mlp_bias")))
-
-
 def _read_granitemoe_swa(config: Config) -> Table:
     return _sliding_decoder(config, _shared_experts(config))
 
@@ -143,11 +135,15 @@ FAMILIES = {
     "granite_docling_text": Family(_read_granite),
     "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER),
     "granitemoeshared": Family(
-        _read_granitemoeshared, modules=module_names("granitemoe"), earlier_names=GRANITE_EARLIER
+        lambda config: _decoder_with_attention(config, _shared_experts(config)),
+        modules=module_names("granitemoe"),
+        earlier_names=GRANITE_EARLIER,
     ),
     "hyperclovax": Family(
         _read_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
     ),
-    "granite_swa": Family(_read_granite_swa, field_writers=BASES_WRITES),
+    "granite_swa": Family(
+        lambda config: _sliding_decoder(config, glu(config, config.flag("mlp_bias"))), field_writers=BASES_WRITES
+    ),
     "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granitemoe")),
 }

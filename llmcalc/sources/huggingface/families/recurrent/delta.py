@@ -131,10 +131,6 @@ def _read_qwen3_5(config: Config) -> Table:
     return _qwen_decoder(config, [False] * config.integer("num_hidden_layers"))
 
 
-def _read_qwen3_5_moe(config: Config) -> Table:
-    return _qwen_decoder(config, [True] * config.integer("num_hidden_layers"))
-
-
 OUTSIDE = {
     "num_heads": "linear_num_heads",
     "head_dim": "linear_head_dim",
@@ -421,7 +417,7 @@ FAMILIES = {
     ),
     "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
-        _read_qwen3_5_moe,
+        lambda config: _qwen_decoder(config, [True] * config.integer("num_hidden_layers")),
         {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},

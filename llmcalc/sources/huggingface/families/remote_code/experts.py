@@ -279,9 +279,7 @@ def _read_smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.integer("num_hidden_layers")
-    rope_flags, window_flags = (
-        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
-    )
+    rope_flags, window_flags = (_layer_flags(config, name, depth, flag) for name, flag in LAYOUTS.items())
     window = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
