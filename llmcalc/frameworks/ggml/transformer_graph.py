@@ -219,9 +219,9 @@ class ModelGraph:
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def _store_in_cache(self, cache: Tensor, input_tensor: Tensor, row_numbers: Tensor | None = None) -> Tensor:
-        row_number_sources = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
-        return Tensor(0, (input_tensor, *row_number_sources, cache), "store")
+    def _store_in_cache(self, cache: Tensor, input_tensor: Tensor) -> Tensor:
+        row_numbers = (self.row_numbers,) if self.rules.store_rows else ()
+        return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens

@@ -159,12 +159,7 @@ class HeadKernels(ElementwiseKernels):
 
     def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
-        outer_frames = [
-            ModuleFrame(
-                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
-            )
-            for outer_frame in self.frames
-        ]
+        outer_frames = self._copy_frames()
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layers on an argument tensor, without access to the caller's other tensors."""
@@ -175,14 +170,7 @@ class HeadKernels(ElementwiseKernels):
                 for layer_frame in layer_frames:
                     layer_input = hidden_states
                     del hidden_states
-                    hidden_states = self.run_layer(
-                        ModuleFrame(
-                            layer_frame.scope,
-                            layer_index=layer_frame.layer_index,
-                            owner_layer_index=layer_frame.owner_layer_index,
-                        ),
-                        layer_input,
-                    )
+                    hidden_states = self.run_layer(layer_frame.without_tensors(), layer_input)
                     del layer_input
                 return hidden_states
             finally:

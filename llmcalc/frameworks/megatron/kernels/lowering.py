@@ -393,12 +393,7 @@ class RankKernels(Lowering):
         if not is_recomputed or module_input is None or module_output is None:
             super().run_module(module_call)
             return
-        outer_frames = [
-            ModuleFrame(
-                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
-            )
-            for outer_frame in self.frames
-        ]
+        outer_frames = self._copy_frames()
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on an argument tensor, without access to the caller's other tensors."""

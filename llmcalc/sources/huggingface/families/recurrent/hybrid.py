@@ -157,11 +157,13 @@ def _read_bamba(config: Config) -> Table:
     layer_kinds = [
         "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
     ]
-    return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
-    )
+    return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
+
+
+def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
+    """Returns a decoder whose layers have mixers of several kinds (`mixers`), and one kind of network."""
+    layers = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
+    return mixed_decoder(config, layers, layer_kinds)
 
 
 def _read_granitemoehybrid(config: Config) -> Table:
@@ -175,11 +177,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
-    return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
-    )
+    return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
 def _read_falcon_h1(config: Config) -> Table:
