@@ -208,6 +208,12 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
         )
 
 
+def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
+    """Whether weights keep the checkpoint's number format, as those of dtype `auto` without a framework do."""
+    has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
+    return has_automatic_dtype or launched_run.published_weights
+
+
 def trainer_launch(
     reader: LaunchReader,
     config: Table,

@@ -14,8 +14,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
-from ..launch.trainer import read_trainer
-from ..registry import WITHOUT_A_NAME
+from ..launch.trainer import keeps_published_weights, read_trainer
 from ..trl.config_file import read_trl
 
 TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
@@ -124,10 +123,9 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         is_packed = reader.flag(reader.table(keys, "data.train"), "pack")
         reader.check_unknown()
         launched_run = (read_trainer if trainer == "HF" else read_trl)(arguments, source_file)
-        is_published = arguments["dtype"] == "auto" and launched_run.framework == WITHOUT_A_NAME
         return replace(
             reader.with_recorded_arguments(launched_run),
-            published_weights=is_published or launched_run.published_weights,
+            published_weights=keeps_published_weights(launched_run, arguments),
             longest_samples=launched_run.longest_samples and not is_packed,
         )
 

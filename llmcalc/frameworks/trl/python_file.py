@@ -32,8 +32,7 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.trainer import read_trainer
-from ..registry import WITHOUT_A_NAME
+from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
@@ -178,14 +177,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
-    is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
     if config_class == ARGUMENTS_CLASS:
         launch = embedding_run(launch, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launch,
         unknown={**reader.unknown, **launch.unknown},
         notes=(*launch.notes, *notes),
-        published_weights=is_published or launch.published_weights,
+        published_weights=keeps_published_weights(launch, config),
     )
 
 
