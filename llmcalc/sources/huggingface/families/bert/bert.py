@@ -8,6 +8,7 @@ transformers: the folder of each in models.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .....components.added_position import LearnedPositions
@@ -342,37 +343,25 @@ SECOND_BIAS = Deviation(
 )
 
 
-ROBERTA = Family(
-    _read_roberta,
-    ignored_fields=OLD,
-    field_writers=ROBERTA_WRITES,
-    deviations=(SECOND_BIAS,),
-    modules=module_names("roberta"),
-    dropout_fields=BERT_DROPOUT,
-)
+BERT = Family(read_bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), dropout_fields=BERT_DROPOUT)
+
+ROBERTA = replace(BERT, read_model=_read_roberta, field_writers=ROBERTA_WRITES, modules=module_names("roberta"))
 
 FAMILIES = {
-    "bert": Family(
-        read_bert,
-        ignored_fields=OLD,
-        deviations=(SECOND_BIAS,),
-        dropout_fields=BERT_DROPOUT,
-    ),
-    "ernie": Family(
-        read_bert,
+    "bert": BERT,
+    "ernie": replace(
+        BERT,
         ignored_fields=OF_ERNIE,
         field_writers={
             "use_task_id": lambda s: _task_type_count(s) is not None,
             "task_type_vocab_size": lambda s: require_present(_task_type_count(s)),
         },
-        deviations=(SECOND_BIAS,),
         modules=module_names("bert"),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "megatron-bert": Family(
-        lambda config: _model_with_pre_norm(config, read_bert(config)),
+    "megatron-bert": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, read_bert(config)),
         ignored_fields=OLD | {"tokenizer_type"},
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
         modules={
             **module_names("bert"),
@@ -380,21 +369,16 @@ FAMILIES = {
             "mlp_pre_norm": "ln",
             "norm": "encoder.ln",
         },
-        dropout_fields=BERT_DROPOUT,
     ),
-    "roberta-prelayernorm": Family(
-        lambda config: _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True),
-        ignored_fields=OLD,
+    "roberta-prelayernorm": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True),
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "xlm-roberta-xl": Family(
-        lambda config: _model_with_pre_norm(config, _read_roberta(config)),
-        ignored_fields=OLD,
+    "xlm-roberta-xl": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config)),
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        dropout_fields=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
     "roberta": ROBERTA,
@@ -407,23 +391,19 @@ FAMILIES = {
         quirks=Quirks(refuses_bfloat16=EVERY),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
-    "big_bird": Family(
-        _read_big_bird,
-        ignored_fields=OLD,
-        deviations=(SECOND_BIAS,),
+    "big_bird": replace(
+        BERT,
+        read_model=_read_big_bird,
         field_writers={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
-        dropout_fields=BERT_DROPOUT,
     ),
-    "ibert": Family(
-        _read_roberta,
-        ignored_fields=OLD,
+    "ibert": replace(
+        BERT,
+        read_model=_read_roberta,
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=module_names("roberta"),
-        dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
         _read_distilbert,
@@ -458,11 +438,5 @@ FAMILIES = {
             "attention_output": "hidden_dropout_prob",
         },
     ),
-    "mpnet": Family(
-        _read_mpnet,
-        ignored_fields=OLD,
-        field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        dropout_fields=BERT_DROPOUT,
-    ),
+    "mpnet": replace(BERT, read_model=_read_mpnet, field_writers=ROBERTA_WRITES),
 }

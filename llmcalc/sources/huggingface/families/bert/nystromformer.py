@@ -18,7 +18,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
+from .bert import BERT, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -109,22 +109,18 @@ def _mra_blocks_per_row(config_values: ConfigValues) -> int:
 
 
 FAMILIES = {
-    "nystromformer": Family(
-        _read_nystromformer,
-        ignored_fields=OLD,
+    "nystromformer": replace(
+        BERT,
+        read_model=_read_nystromformer,
         field_writers=_kernel_writer("conv_kernel_size"),
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "yoso": Family(
-        _read_yoso,
-        ignored_fields=OLD,
+    "yoso": replace(
+        BERT,
+        read_model=_read_yoso,
         field_writers=_kernel_writer("conv_window"),
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=module_names("nystromformer"),
-        dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
         _read_mra,
