@@ -55,12 +55,6 @@ class BasicKernels(Lowering):
         weight = self.weight(f"{linear_name}.weight", (output.width, x.shape[-1]), module_path)
         self.store_tensor(output, self.repeat_linear(linear_name, module_path, x, weight, bias))
 
-    def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a module's trained adapter matrix. Default: the current module."""
-        assert self.adapters is not None
-        parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
-        return self.parameter(parameter_key, shape, self.adapters.dtype, trained=True)
-
     def repeat_linear(self, name: str, module_path: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of this name in this module."""
         return self.t.linear(x, weight, bias)
