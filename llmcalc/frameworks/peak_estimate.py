@@ -277,7 +277,8 @@ class PeakEstimate:
         Ranks whose stages are measured already come first.
         """
         ranks = sorted(
-            self._distinct_ranks(layout, micro_batches).items(), key=lambda rank: self._needs_measuring(layout, rank[1])
+            self._distinct_ranks(layout, micro_batches).items(),
+            key=lambda rank: any(self._measurement_key(layout, stage) not in self._measured for stage in rank[1]),
         )
         return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in ranks)
 
@@ -317,10 +318,6 @@ class PeakEstimate:
                 distinct_ranks[rank] = rank_stages
             previous_key = rank_key
         return distinct_ranks
-
-    def _needs_measuring(self, layout: Layout, rank_stages: Sequence[Stage]) -> bool:
-        """Whether at least one stage of a rank has no measured bytes yet."""
-        return any(self._measurement_key(layout, stage) not in self._measured for stage in rank_stages)
 
     def _measurement_key(self, layout: Layout, stage: Stage) -> tuple[object, ...]:
         """Returns the key of a stage's measured bytes: equal for stages with equal bytes."""

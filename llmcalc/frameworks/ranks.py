@@ -206,11 +206,9 @@ class Cluster:
             return ()
         training_config = self.memory.training()
         host_memory_terms = host_terms(self.spec, self.memory.states, training_config, training_config.layer_period)
-        return (
-            host_memory_terms
-            if self.layout.world == 1
-            else host_memory_terms[: int(training_config.offloads_activations)]
-        )
+        if self.layout.world == 1:
+            return host_memory_terms
+        return host_memory_terms[: int(training_config.offloads_activations)]
 
     @cached_property
     def evidence(self) -> list[Evidence]:

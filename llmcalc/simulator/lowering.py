@@ -214,13 +214,7 @@ class Lowering(ProgramLowering):
             carried_tensors, is_recomputed, is_first_run = self.carried_tensors, not is_first_run, False
             self.replace_carried_tensors(dict(zip(carried_keys, input_tensors[1:], strict=True)))
             try:
-                self.run_module(
-                    ModuleFrame(
-                        module_call.scope,
-                        layer_index=module_call.layer_index,
-                        owner_layer_index=module_call.owner_layer_index,
-                    )
-                )
+                self.run_module(module_call.without_tensors())
                 output_tensor = self.tensor_of(layer_output)
                 caller_state[0].update(
                     {value_id: self.values[value_id] for value_id in shared_outputs if value_id in self.values}

@@ -51,6 +51,10 @@ class ModuleFrame:
     owner_layer_index: int | None = None
     path: tuple[Any, ...] | None = None
 
+    def without_tensors(self) -> ModuleFrame:
+        """Returns the call of the same module without its variables."""
+        return ModuleFrame(self.scope, layer_index=self.layer_index, owner_layer_index=self.owner_layer_index)
+
 
 @frozen
 class RecomputedModule:

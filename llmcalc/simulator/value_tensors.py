@@ -260,7 +260,4 @@ class ValueTensors:
 
     def _copy_frames(self) -> list[ModuleFrame]:
         """Copies the stack of running modules without local variables."""
-        return [
-            ModuleFrame(call.scope, layer_index=call.layer_index, owner_layer_index=call.owner_layer_index)
-            for call in self.frames
-        ]
+        return [call.without_tensors() for call in self.frames]

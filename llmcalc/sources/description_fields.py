@@ -31,12 +31,7 @@ def field_members(field: FieldInfo) -> list[type[BaseModel]]:
 
 def _choice_classes(type_metadata: Iterable[Any]) -> list[type[BaseModel]]:
     """Returns the component classes among which the metadata of a field's type (`PartChoice`) allow a choice."""
-    return [
-        model
-        for metadata_entry in type_metadata
-        if isinstance(metadata_entry, PartChoice)
-        for model in metadata_entry.classes()
-    ]
+    return [model for entry in type_metadata if isinstance(entry, PartChoice) for model in entry.classes()]
 
 
 def model_of_table(union_members: list[type[BaseModel]], description_table: dict[str, Any]) -> type[BaseModel] | None:

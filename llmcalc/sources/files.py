@@ -157,11 +157,7 @@ def require_finite(parsed_value: Any, error_location: str) -> None:
     """Raises `InputError` for Infinity and NaN, which Python's reader of JSON accepts."""
     for values_at_depth in takewhile(bool, _values_by_depth(parsed_value)):
         non_finite_number = next(
-            (
-                nested_value
-                for nested_value in values_at_depth
-                if isinstance(nested_value, float) and not isfinite(nested_value)
-            ),
+            (value for value in values_at_depth if isinstance(value, float) and not isfinite(value)),
             None,
         )
         if non_finite_number is not None:

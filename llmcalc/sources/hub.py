@@ -201,9 +201,7 @@ def _fetch_tensors(repository: str, revision: str | None, deadline: float) -> Ch
             _download(repository, index_name, revision, LARGEST_INDEX), LARGEST_INDEX, "the index of a checkpoint"
         )
         weight_map = parse_index(index_bytes, f"{repository}/{index_name}")
-        headers_by_file = _fetch_all(
-            {file_name: url_of(file_name) for file_name in dict.fromkeys(weight_map.values())}, deadline
-        )
+        headers_by_file = _fetch_all({name: url_of(name) for name in dict.fromkeys(weight_map.values())}, deadline)
         return join_shards(
             weight_map,
             lambda file_name, limit: (headers_by_file[file_name], None),

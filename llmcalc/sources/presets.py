@@ -93,9 +93,7 @@ def _preset_of_tag(tag: str) -> str | None:
     if tag_match is None:
         return None
     tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
-    longer_names = [
-        preset_name for preset_name in model_names() if normalized_with_points(preset_name).startswith(tag_beginning)
-    ]
+    longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_beginning)]
     active_size = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
     with_active_size = [
         preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
@@ -155,7 +153,7 @@ def preset_within_name(model_name: str) -> str | None:
         (
             preset_by_spelling[spelling]
             for part in name_parts
-            if (spelling := _sized_spelling(part)) in preset_by_spelling
+            if (spelling := normalized_with_points(part) if _has_size(part) else "") in preset_by_spelling
         ),
         None,
     )
@@ -163,11 +161,6 @@ def preset_within_name(model_name: str) -> str | None:
 
 MOST_WORDS = 20
 """Largest number of words of a name whose parts are compared with the presets'."""
-
-
-def _sized_spelling(name_part: str) -> str:
-    """Returns a part of a name, normalized with decimal points; empty if it states no number of parameters."""
-    return normalized_with_points(name_part) if _has_size(name_part) else ""
 
 
 def _has_size(model_name: str) -> bool:
@@ -402,9 +395,5 @@ def _presets_by_repository() -> dict[str, str]:
             presets_of_full_names[normalized(repository)] = preset_name
             for shorter_name in {short_name, _VERSION.sub("", short_name) if _has_size(short_name) else short_name}:
                 presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {
-        short_name: min(preset_names)
-        for short_name, preset_names in presets_of_short_names.items()
-        if len(preset_names) == 1
-    }
+    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
     return unique_short_names | presets_of_full_names

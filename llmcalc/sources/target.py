@@ -325,9 +325,7 @@ def _suggest_relatives(model_name: str) -> str:
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    beginnings = (
-        normalized_name[:beginning_length] for beginning_length in range(len(normalized_name), len(family), -1)
-    )
+    beginnings = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
     spellings = list(map(normalized, presets_of_family))
     longest_beginning = next(
         (text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), ""

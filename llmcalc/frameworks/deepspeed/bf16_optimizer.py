@@ -26,10 +26,8 @@ class Bf16OptimizerRun(ReplicatedRun):
     def prepare_training(self) -> None:
         """Creates flat weights, the rank's fp32 partition and the gradient sums (`_setup_for_real_optimizer`)."""
         self.parameters: list[Tensor] = self.parameters_in_module_order()
-        element_count, element_bytes = (
-            padded_flat_size(sum(map(weight_elements, self.parameters)), self.ranks),
-            self.dtype.bytes,
-        )
+        element_count = padded_flat_size(sum(map(weight_elements, self.parameters)), self.ranks)
+        element_bytes = self.dtype.bytes
         self.partition_size = element_count // self.ranks
         with count_storages_as(self.meter, "weights"):
             flat_weights = Storage(self.meter, element_count * element_bytes)

@@ -95,7 +95,7 @@ def read_deepspeed_section(
     for config_key in config:
         if config_key in IGNORED or str(config_key).startswith("_"):
             reader.ignored.append(config_key)
-    unknown_keys(reader, config, (*READ, *reader.ignored), "", "no key that is known")
+    unknown_keys(reader, config, (*READ, *reader.ignored), "")
     device_count = reader.device_count(world_size)
     zero_table = _zero_settings(reader, config)
     command_settings: dict[str, Any] = {"phase": "training", **_batch_sizes(reader, config, device_count, trainer_args)}
@@ -145,11 +145,10 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         setting_name, dotted_key = RENAMED.get(section_key, section_key), f"zero_optimization.{section_key}"[:80]
         if setting_name in ("offload_optimizer", "offload_param"):
             device = config_value.get("device", "cpu") if isinstance(config_value, Mapping) else config_value
-            field_values[setting_name] = (
-                "none"
-                if device in (None, False)
-                else _convert_value(reader, dotted_key, field_types[setting_name], device)
-            )
+            if device in (None, False):
+                field_values[setting_name] = "none"
+            else:
+                field_values[setting_name] = _convert_value(reader, dotted_key, field_types[setting_name], device)
             field_values[f"{setting_name}_pin_memory"] = (
                 isinstance(config_value, Mapping) and config_value.get("pin_memory") is True
             )
@@ -226,10 +225,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         else [plain_type for plain_type in get_args(field_type) if plain_type is not NoneType] or [field_type]
     )
     literals = [
-        allowed_value
-        for plain_type in type_arguments
-        if get_origin(plain_type) is Literal
-        for allowed_value in get_args(plain_type)
+        value for plain_type in type_arguments if get_origin(plain_type) is Literal for value in get_args(plain_type)
     ]
     plain_types = [plain_type for plain_type in type_arguments if get_origin(plain_type) is not Literal]
     value_text = str(config_value)[:40].removesuffix(".0")
@@ -271,10 +267,8 @@ def _batch_sizes(reader: LaunchReader, config: Table, world_size: int, trainer_a
         written_size = config.get(config_key)
         return None if written_size in (None, AUTO) else integer_of(reader, config_key, written_size)
 
-    micro_batch_size, accumulation_steps = (
-        read_size("train_micro_batch_size_per_gpu"),
-        read_size("gradient_accumulation_steps"),
-    )
+    micro_batch_size = read_size("train_micro_batch_size_per_gpu")
+    accumulation_steps = read_size("gradient_accumulation_steps")
     batch_size = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer_arguments:
         if micro_batch_size is None and "batch" not in trainer_arguments:
@@ -325,11 +319,10 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     for dtype in ("bf16", "fp16"):
         format_table = reader.table(config, dtype) or (reader.table(config, "bfloat16") if dtype == "bf16" else {})
         is_enabled = format_table.get("enabled", False)
-        format_settings[dtype] = (
-            bool(trainer_arguments.get(dtype))
-            if is_enabled == AUTO
-            else flag_value(reader, f"{dtype}.enabled", is_enabled)
-        )
+        if is_enabled == AUTO:
+            format_settings[dtype] = bool(trainer_arguments.get(dtype))
+        else:
+            format_settings[dtype] = flag_value(reader, f"{dtype}.enabled", is_enabled)
     if format_settings["bf16"] and format_settings["fp16"]:
         raise reader.wrong("bf16, fp16", "both are enabled; expected one")
     if reader.table(config, "amp").get("enabled"):

@@ -45,11 +45,9 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     memory_terms = [
         LogTerm("params", log_values.whole_numbers("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
     ]
-    devices = (
-        max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
-        if "nodes" in log_values
-        else 1
-    )
+    devices = 1
+    if "nodes" in log_values:
+        devices = max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
     for log_line in log_text.lines_with("offload_optimizer=none"):
         option_match = _OPTION.search(log_line)
         if option_match is None or "offload_param=cpu" in option_match["options"]:

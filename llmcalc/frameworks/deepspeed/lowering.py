@@ -98,11 +98,9 @@ class GatheringProfile(EagerKernels):
             super().run_step(operation)
             return
         outer_modules, self.opened = self.opened, []
-        x = (
-            self._value_with_tensor(operation.ins[0])
-            if self.adapters is not None and isinstance(operation.op, Linear)
-            else None
-        )
+        x = None
+        if self.adapters is not None and isinstance(operation.op, Linear):
+            x = self._value_with_tensor(operation.ins[0])
         linear_input = self.values[id(x)] if x is not None and self.graph.enabled else None
         has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:

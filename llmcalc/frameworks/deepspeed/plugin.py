@@ -40,7 +40,7 @@ def _plugin_run(reader: LaunchReader, accelerate_config: Table, world_size: int)
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
     reader.ignored += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_IGNORED]
-    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name, "no key that is known")
+    unknown_keys(reader, plugin_table, (*PLUGIN, *PLUGIN_IGNORED), section_name)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
     precision = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
@@ -81,8 +81,6 @@ def read_trainer(
     precision = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
     launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **precision})
     settings = {
-        setting_name: setting_value
-        for setting_name, setting_value in command_settings.items()
-        if setting_name not in ("precision", "dtype", "optimizer_impl")
+        name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
     }
     return without_chunked_loss(reader, launch_settings._replace(settings={**settings, **launch_settings.settings}))

@@ -82,11 +82,9 @@ def updates_flat_copy(training_config: TrainingConfig, settings: DeepSpeedSettin
 
 def with_cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
     """Returns the training settings with adapters in the weights' number format: DeepSpeed casts all parameters."""
-    return (
-        training_config
-        if training_config.adapters is None
-        else replace(training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype]))
-    )
+    if training_config.adapters is None:
+        return training_config
+    return replace(training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype]))
 
 
 def _check_training(training_config: TrainingConfig, settings: DeepSpeedSettings) -> None:

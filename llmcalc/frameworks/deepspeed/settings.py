@@ -107,9 +107,7 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{
-                field: resolved_value for field, resolved_value in auto_values.items() if getattr(self, field) == "auto"
-            },
+            **{field: value for field, value in auto_values.items() if getattr(self, field) == "auto"},
         )
 
     @property

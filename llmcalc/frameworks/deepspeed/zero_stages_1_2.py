@@ -102,16 +102,11 @@ class PartitionedRun(ZeroRun):
         element_count = padded_flat_size(flat_elements, ranks)
         self.partition_size: int = element_count // ranks
         self.pieces: dict[int, list[PartitionPiece]] = {
-            id(weight): partition_pieces(start_offset, parameter_elements, self.partition_size)
-            for weight, start_offset, parameter_elements in zip(
-                ordered_parameters, start_offsets, element_counts, strict=True
-            )
+            id(weight): partition_pieces(start_offset, elements, self.partition_size)
+            for weight, start_offset, elements in zip(ordered_parameters, start_offsets, element_counts, strict=True)
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
-            weight_id: piece
-            for weight_id, weight_pieces in self.pieces.items()
-            for piece in weight_pieces
-            if piece.rank == self.rank
+            weight_id: piece for weight_id, pieces in self.pieces.items() for piece in pieces if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
         with count_storages_as(self.meter, "weights"):
@@ -336,11 +331,9 @@ class PartitionedRun(ZeroRun):
         """
         element_count = sum(weight_piece.element_count for weight_piece in reduced_pieces)
         flat_bucket = Storage(self.meter, element_count * self.bucket_dtype.bytes) if len(reduced_pieces) > 1 else None
-        message_buffer = (
-            Storage(self.meter, element_count * self.communication_dtype.bytes)
-            if self.communication_dtype is not self.bucket_dtype
-            else None
-        )
+        message_buffer = None
+        if self.communication_dtype is not self.bucket_dtype:
+            message_buffer = Storage(self.meter, element_count * self.communication_dtype.bytes)
         if self.has_accumulated_partition and self.communication_dtype is not FLOAT32:
             for weight_piece in reduced_pieces if accumulated_pieces is None else accumulated_pieces:
                 if weight_piece.rank == self.rank:

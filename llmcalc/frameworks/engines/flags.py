@@ -90,8 +90,7 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.kind)
         if self.kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, list_item))
-                for list_item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
             )
         if self.kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -141,11 +140,9 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
     number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = (
-        None
-        if number_match is None
-        else exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
-    )
+    tokens = None
+    if number_match is not None:
+        tokens = exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
     if tokens is None or tokens.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
@@ -175,8 +172,7 @@ def refused_flags(feature_name: str, spellings_with_value: str = "", switch_name
         Flag(tuple(flag_spellings.split("|")), refused=refusal_text) for flag_spellings in spellings_with_value.split()
     ]
     return flags_with_value + [
-        Flag(tuple(flag_spellings.split("|")), "switch", refused=refusal_text)
-        for flag_spellings in switch_names.split()
+        Flag(tuple(spellings.split("|")), "switch", refused=refusal_text) for spellings in switch_names.split()
     ]
 
 
@@ -188,11 +184,7 @@ def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
 def idle_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [
-        flag
-        for flag_kind, flag_names in flags_by_kind.items()
-        for flag in idle_flags(flag_names, cast(FlagKind, flag_kind))
-    ]
+    return [flag for kind, names in flags_by_kind.items() for flag in idle_flags(names, cast(FlagKind, kind))]
 
 
 MOST_ITEMS = 10_000
@@ -243,12 +235,7 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns spelling → flag. Long flags may be spelled with hyphens or underscores."""
-    return {
-        spelling: flag
-        for flag in flags
-        for flag_name in flag.names
-        for spelling in (flag_name, with_hyphens(flag_name))
-    }
+    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, with_hyphens(name))}
 
 
 def with_hyphens(argument: str) -> str:
@@ -315,20 +302,14 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {
-        flag_name: flag_value for flag_name, flag_value in field_values.items() if not _is_idle_field(flags, flag_name)
-    }
+    return {name: value for name, value in field_values.items() if not _is_idle_field(flags, name)}
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
     """Returns a suggestion of the engine's flag that has the meaning of another engine's; empty without one."""
     typed_flag = with_hyphens(flag_name)
     equivalents = (
-        flag_spelling
-        for flag_group in SAME_MEANING
-        if typed_flag in flag_group
-        for flag_spelling in flag_group
-        if flag_spelling in flags_by_name
+        spelling for group in SAME_MEANING if typed_flag in group for spelling in group if spelling in flags_by_name
     )
     equivalent_flag = next(equivalents, "")
     return equivalent_flag and f" Did you mean {equivalent_flag}?"

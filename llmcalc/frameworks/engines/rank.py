@@ -174,11 +174,10 @@ class EngineRank:
         if self.quantize is not None or self.converted_dtype is not None:
             return self.quantize
         quantization_config, stored_bits = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
-        has_mxfp4_experts = (
-            stored_bits == 4 and self.preset.config is None
-            if quantization_config is None
-            else quantization_config.get("quant_method") == "mxfp4"
-        )
+        if quantization_config is None:
+            has_mxfp4_experts = stored_bits == 4 and self.preset.config is None
+        else:
+            has_mxfp4_experts = quantization_config.get("quant_method") == "mxfp4"
         return "mxfp4" if has_mxfp4_experts else None
 
     @cached_property
@@ -261,9 +260,7 @@ class EngineRank:
             if is_unchecked_projection or not tensor_shapes or weight.tensor.shape in tensor_shapes:
                 continue
             named_tensor = weight if path_names is None else replace(weight, published_names=path_names(weight.path))
-            refusal_reasons = [
-                scheme.shard_refusal_reason(named_tensor, tensor_shape) for tensor_shape in tensor_shapes
-            ]
+            refusal_reasons = [scheme.shard_refusal_reason(named_tensor, shape) for shape in tensor_shapes]
             if all(refusal_reasons):
                 remedy = "experts that ranks do not divide (--ep), " if ".experts." in weight.path else ""
                 raise ImpossibleLayout(
@@ -304,8 +301,7 @@ class EngineRank:
         memory_use = self.memory_use
         if memory_use.quantized_size is not None:
             return {
-                component_name: int(stored_bytes.total)
-                for component_name, stored_bytes in memory_use.quantized_size.by_component.items()
+                name: int(stored_bytes.total) for name, stored_bytes in memory_use.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, memory_use.dtype))
@@ -492,11 +488,7 @@ def architectures(preset: Preset) -> tuple[str, ...]:
         return tuple(map(str, class_names)) if isinstance(class_names, list | tuple) else ()
     model = preset.model
     exported_class_names = next(
-        (
-            exported_class_names
-            for exported_model, exported_class_names in _exported_classes
-            if exported_model is model or exported_model == model
-        ),
+        (names for exported_model, names in _exported_classes if exported_model is model or exported_model == model),
         None,
     )
     if exported_class_names is None:
@@ -515,9 +507,7 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {
-            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
-        }
+        towers_without_audio = {name: tower for name, tower in model.towers.items() if "audio" not in name}
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:
@@ -599,10 +589,8 @@ def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_fact
     multiples of the original ones; LongRoPE has a table for either.
     """
     rope_type = rope_scaling.get("rope_type", rope_scaling.get("type", "default"))
-    scaling_factor, original_positions = (
-        rope_scaling.get("factor"),
-        rope_scaling.get("original_max_position_embeddings"),
-    )
+    scaling_factor = rope_scaling.get("factor")
+    original_positions = rope_scaling.get("original_max_position_embeddings")
     scaled_rows: float = position_count
     if rope_type in ("linear", "dynamic") and isinstance(scaling_factor, int | float):
         scaled_rows = position_count * scaling_factor

@@ -64,9 +64,7 @@ class EngineServer:
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
-        layers = [
-            layer for _, layer_stack in self.preset.model.stacks() for layer in layer_stack.layers_by_kind().values()
-        ]
+        layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values()]
         if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
@@ -167,11 +165,7 @@ class EngineServer:
 
     def _stated_stages(self, stages_text: str, layer_count: int) -> tuple[int, ...] | None:
         """Returns the layers of each stage as the environment states them. Raises `InputError` for another sum."""
-        stated_layers = [
-            int(layer_count_text)
-            for layer_count_text in stages_text.split(",")
-            if re.fullmatch(r" *[0-9]{1,5} *", layer_count_text)
-        ]
+        stated_layers = [int(text) for text in stages_text.split(",") if re.fullmatch(r" *[0-9]{1,5} *", text)]
         if len(stated_layers) != stages_text.count(",") + 1 or 0 in stated_layers:
             raise InputError(
                 f"{self.stages_variable}={shown(stages_text)}: expected the layers of each stage, such as 16,32"

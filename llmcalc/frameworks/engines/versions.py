@@ -83,11 +83,7 @@ def measured_context(
     measured_rows: Iterable[MeasuredCudaContext], hardware: Hardware, devices: int
 ) -> MeasuredCudaContext:
     """Returns the CUDA context measured with `devices` ranks, preferably on the accelerator's type of link."""
-    matching_rows = [
-        measured_row
-        for measured_row in measured_rows
-        if measured_row.devices <= devices and has_link(hardware, measured_row.link)
-    ]
+    matching_rows = [row for row in measured_rows if row.devices <= devices and has_link(hardware, row.link)]
     return max(matching_rows, key=lambda measured_row: (measured_row.devices, measured_row.link))
 
 
@@ -205,11 +201,9 @@ class EngineRecord(Record, Generic[RuleType]):
         for added_classes in self.added_classes:
             missing_names = [class_name for class_name in class_names if class_name in added_classes.classes]
             if missing_names and parse_version(engine_version.version) <= parse_version(added_classes.absent):
-                later_version = (
-                    f"; expected --engine {self.name}=={added_classes.present} or later"
-                    if added_classes.present
-                    else ""
-                )
+                later_version = ""
+                if added_classes.present:
+                    later_version = f"; expected --engine {self.name}=={added_classes.present} or later"
                 return (
                     f"{self.title} {engine_version.version} has no class for {missing_names[0]}: it starts only if "
                     f"transformers' own class runs in it{later_version}"
@@ -227,9 +221,7 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [
-            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
-        ]
+        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected {self.versions[0].start} "

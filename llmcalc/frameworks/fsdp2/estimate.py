@@ -22,10 +22,8 @@ def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
     training_config = memory_estimate.training()
     parameter_bytes = bytes_per_parameter(memory_estimate)
     if memory_use.has_master:
-        master_weight_bytes, optimizer_states = (
-            memory_use.master_weights / parameter_count,
-            0 if memory_use.optimizer is None else memory_use.optimizer.bytes,
-        )
+        master_weight_bytes = memory_use.master_weights / parameter_count
+        optimizer_states = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
         parameter_bytes = BytesPerParameter(
             master_weight_bytes,
             master_weight_bytes,

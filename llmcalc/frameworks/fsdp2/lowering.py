@@ -288,10 +288,8 @@ class FsdpProfile(RingAttentionKernels):
         if layer not in self.groups:
             raise self.unsupported(SHARED_LAYERS, module_call.scope.name)
         layer_groups = groups_of_layer(self.groups, layer)
-        outer_allocation_place, memory_meter.place = (
-            memory_meter.place,
-            AllocationPlace(memory_meter.place.phase, layer_index, layer_path),
-        )
+        outer_allocation_place = memory_meter.place
+        memory_meter.place = AllocationPlace(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
         for parameter_group in layer_groups:
             cast_input = parameter_group.pre_forward(cast_input)
@@ -380,9 +378,7 @@ def module_order_key(
         module_positions.setdefault(_module_path_of(parameter_path), len(module_positions))
 
     def position_in_module_order(parameter: Parameter) -> tuple[bool, int, bool]:
-        layer_index = next(
-            (i for i, path_part in enumerate(parameter.path) if type(path_part) is int), len(parameter.path)
-        )
+        layer_index = next((i for i, part in enumerate(parameter.path) if type(part) is int), len(parameter.path))
         is_late = (
             parameter.path[layer_index + 1 : layer_index + 2] != () and parameter.path[layer_index + 1] in layer_norms
         )

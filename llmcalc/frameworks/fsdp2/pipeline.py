@@ -107,9 +107,7 @@ class ShardedChunk(ModelChunk):
 
     def gathered_parameters(self) -> list[Parameter]:
         """Returns the gathered parameters of all groups."""
-        return [
-            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
-        ]
+        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def set_up(self) -> None:
         """Creates the shards of the parameters."""
@@ -172,11 +170,10 @@ class ShardedChunk(ModelChunk):
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP parameter groups in order, and attributes new allocations to the yielded group."""
         for layer, parameter_group in self.lowering.groups.items():
-            self.meter.place = (
-                AllocationPlace(phase)
-                if layer.layer_index < 0
-                else AllocationPlace(phase, layer.layer_index, layer.path)
-            )
+            if layer.layer_index < 0:
+                self.meter.place = AllocationPlace(phase)
+            else:
+                self.meter.place = AllocationPlace(phase, layer.layer_index, layer.path)
             yield parameter_group
         self.meter.place = AllocationPlace(phase)
 

@@ -66,7 +66,7 @@ def fsdp_layout(
     """
     section_name = "fsdp_config"
     reader.ignored += [f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED]
-    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name, "no key that is known")
+    unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
     fsdp_version = integer_of(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
         reader.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
@@ -77,17 +77,14 @@ def fsdp_layout(
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     parallelism_settings = {
-        str(key).removeprefix("parallelism_config_"): setting_value
-        for key, setting_value in (parallelism_table or {}).items()
+        str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()
     }
     layout_sizes = {
         size_name: integer_of(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
         for size_name in GROUP_SIZES
         if parallelism_settings.get(size_name) is not None
     }
-    unknown_keys(
-        reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config", "no key that is known"
-    )
+    unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
     tp, cp, replicas = (layout_sizes.get(size_name, 1) for size_name in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
         reader.unknown["parallelism_config.sp_size"] = "Ulysses is not modelled"
@@ -234,13 +231,12 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
         raise reader.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp_argument = trainer_arguments.get("fsdp") or ""
-    fsdp_options = (
-        fsdp_argument.split()
-        if isinstance(fsdp_argument, str)
-        else fsdp_argument
-        if isinstance(fsdp_argument, list)
-        else []
-    )
+    if isinstance(fsdp_argument, str):
+        fsdp_options = fsdp_argument.split()
+    elif isinstance(fsdp_argument, list):
+        fsdp_options = fsdp_argument
+    else:
+        fsdp_options = []
     for fsdp_option in fsdp_options if fsdp_argument is not True else []:
         option_name = str(fsdp_option).upper()
         if option_name in STRATEGIES:

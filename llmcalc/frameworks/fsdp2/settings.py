@@ -43,11 +43,7 @@ class Float8Settings:
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
         """
-        if (
-            row_count % MULTIPLE
-            or columns % MULTIPLE
-            or any(skipped_name in layer_name for skipped_name in self.skipped_names)
-        ):
+        if row_count % MULTIPLE or columns % MULTIPLE or any(name in layer_name for name in self.skipped_names):
             return False
         if not self.skips_small_layers:
             return True

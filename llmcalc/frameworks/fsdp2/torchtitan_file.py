@@ -570,10 +570,8 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     if not is_float8_enabled and not any(converter_name in FLOAT8_CONVERTERS for converter_name in converter_names):
         return Float8Settings(recipe="rowwise") if FLOAT8_EXPERTS in converter_names else None
     section_name, float8_table = _float8_table(job_config)
-    recipe, skipped_modules = (
-        float8_table.get("recipe_name"),
-        float8_table.get("filter_fqns", ["output"] if is_float8_enabled else []),
-    )
+    recipe = float8_table.get("recipe_name")
+    skipped_modules = float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.wrong(f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skipped_modules, str):
@@ -585,10 +583,8 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     if gathers_float8 and recipe is not None:
         raise reader.wrong(full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     is_sharded = layout.dp // layout.hsdp_replicas > 1
-    skips_small_layers, skipped_layers = (
-        SMALL in skipped_modules,
-        tuple(layer for layer in skipped_modules if layer != SMALL),
-    )
+    skips_small_layers = SMALL in skipped_modules
+    skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL)
     return Float8Settings(
         gathers_float8 and is_sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
     )

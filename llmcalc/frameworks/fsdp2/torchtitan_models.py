@@ -219,6 +219,16 @@ def _layer_table(attention_table: Table, network_table: Table, norm_table: Table
     return {"attention": attention_table, "feed_forward": network_table, "norm": norm_table, "norm_placement": "pre"}
 
 
+def _model_table(sizes: Any, stack: Table, norm_table: Table, is_tied: bool = False) -> Table:
+    """Returns the table of a model. stack: the fields of its layers. norm_table: its last norm."""
+    return {
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.dim,
+        "tie_word_embeddings": is_tied,
+        "decoder": {**stack, "num_hidden_layers": sizes.n_layers, "final_norm": norm_table},
+    }
+
+
 def _llama_table(llama_sizes: LlamaFlavor) -> Table:
     """Returns the model-spec table of a Llama model."""
     norm_table = {"type": "rmsnorm", "eps": 1e-5}
@@ -228,12 +238,7 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
         "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta},
     }
     layer_table = _layer_table(attention_table, _swiglu_table(llama_sizes.hidden()), norm_table)
-    return {
-        "vocab_size": llama_sizes.vocab_size,
-        "hidden_size": llama_sizes.dim,
-        "tie_word_embeddings": False,
-        "decoder": {"num_hidden_layers": llama_sizes.n_layers, "block": layer_table, "final_norm": norm_table},
-    }
+    return _model_table(llama_sizes, {"block": layer_table}, norm_table)
 
 
 def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
@@ -259,16 +264,7 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
         name: _layer_table(attention_tables[name.partition("-")[0]], network_tables[name.partition("-")[2]], norm)
         for name in dict.fromkeys(layer_types)
     }
-    return {
-        "vocab_size": llama_sizes.vocab_size,
-        "hidden_size": llama_sizes.dim,
-        "tie_word_embeddings": False,
-        "decoder": {
-            **stack_of_kinds(layer_tables, layer_types),
-            "num_hidden_layers": llama_sizes.n_layers,
-            "final_norm": norm,
-        },
-    }
+    return _model_table(llama_sizes, stack_of_kinds(layer_tables, layer_types), norm)
 
 
 BLOCK_SIZE = 8192
@@ -300,16 +296,8 @@ def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
         "position": {"type": "rope", "rope_theta": qwen_sizes.rope_theta},
     }
     mlp_table = _swiglu_table(qwen_sizes.hidden_dim) if qwen_sizes.experts is None else _moe_table(qwen_sizes.experts)
-    return {
-        "vocab_size": qwen_sizes.vocab_size,
-        "hidden_size": qwen_sizes.dim,
-        "tie_word_embeddings": qwen_sizes.tied,
-        "decoder": {
-            "num_hidden_layers": qwen_sizes.n_layers,
-            "block": _layer_table(attention_table, mlp_table, norm_table),
-            "final_norm": norm_table,
-        },
-    }
+    layer_table = _layer_table(attention_table, mlp_table, norm_table)
+    return _model_table(qwen_sizes, {"block": layer_table}, norm_table, qwen_sizes.tied)
 
 
 def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
@@ -333,13 +321,4 @@ def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
     layer_types = ["dense"] * model_flavor.n_dense_layers + ["experts"] * (
         model_flavor.n_layers - model_flavor.n_dense_layers
     )
-    return {
-        "vocab_size": model_flavor.vocab_size,
-        "hidden_size": model_flavor.dim,
-        "tie_word_embeddings": False,
-        "decoder": {
-            **stack_of_kinds(layer_tables, layer_types),
-            "num_hidden_layers": model_flavor.n_layers,
-            "final_norm": norm,
-        },
-    }
+    return _model_table(model_flavor, stack_of_kinds(layer_tables, layer_types), norm)

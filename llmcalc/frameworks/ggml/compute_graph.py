@@ -210,8 +210,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
 
 def _reads_weight_elsewhere(operation_node: Tensor, device: str | None) -> bool:
     return any(
-        source_tensor.place != device and (source_tensor.base or source_tensor).operation == "weight"
-        for source_tensor in operation_node.sources
+        tensor.place != device and (tensor.base or tensor).operation == "weight" for tensor in operation_node.sources
     )
 
 

@@ -71,11 +71,10 @@ def encoder_shape(towers: Mapping[str, TowerPart]) -> EncoderShape | None:
     if graph_kind is None or (deepstack and (graph_kind != "qwen" or not tower.patches.bias)):
         return None
     patch_size = tower.patches.patch_size
-    grid_side = (
-        tower.image.size // patch_size
-        if isinstance(tower.image, FixedSize)
-        else TOKENS_PER_SIDE[graph_kind] * projector.merge
-    )
+    if isinstance(tower.image, FixedSize):
+        grid_side = tower.image.size // patch_size
+    else:
+        grid_side = TOKENS_PER_SIDE[graph_kind] * projector.merge
     return EncoderShape(
         graph_kind, tower, projector, tuple(part for part in deepstack if isinstance(part, Projector)), grid_side
     )
@@ -222,11 +221,9 @@ class _EncoderGraph:
             return self._inplace(
                 merged, merged, self._order_by_square(self._new_tensor(rows, self._view(resized, None)))
             )
-        position_table = (
-            self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
-            if tower.class_embedding
-            else self.weight
-        )
+        position_table = self.weight
+        if tower.class_embedding:
+            position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
         return self._inplace(merged, merged, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:

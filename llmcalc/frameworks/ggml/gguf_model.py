@@ -406,11 +406,9 @@ def _layer_shape(layer: Place) -> LayerShape:
                 *delta_net_sizes, key_width=(conv_width - value_width) // 2, kernel=kernel_size
             )
         elif isinstance(layer_op, ExpertLinear) and op_name in ("up_proj", "fc1"):
-            layer_shape.experts, layer_shape.top_k, layer_shape.expert_width = (
-                int(layer_op.num_experts),
-                int(layer_op.top_k),
-                int(layer_op.n_out),
-            )
+            layer_shape.experts = int(layer_op.num_experts)
+            layer_shape.top_k = int(layer_op.top_k)
+            layer_shape.expert_width = int(layer_op.n_out)
         elif isinstance(layer_op, Linear):
             if op_name == "q_a_proj":
                 query_rank = int(layer_op.n_out)

@@ -138,15 +138,12 @@ class _LayerFit:
 
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
-        layer_count, layers_on_gpus = (
-            len(self.server.model.layers),
-            sum(gpu_layers.layers for gpu_layers in layers_of_gpus),
-        )
-        layers_by_gpu = (
-            tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
-            if layers_on_gpus
-            else self.server.layer_shares
-        )
+        layer_count = len(self.server.model.layers)
+        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
+        if layers_on_gpus:
+            layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
+        else:
+            layers_by_gpu = self.server.layer_shares
         layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
@@ -238,11 +235,9 @@ class _LayerFit:
             best_layers = trial_layers
         if best_layers is layers_by_gpu:
             trial_layers = _with_overflow_layer(layers_by_gpu, donor_gpu, gpu_number, HOSTED_PARTS["attention"])
-            best_layers = (
-                trial_layers
-                if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1)
-                else layers_by_gpu
-            )
+            best_layers = layers_by_gpu
+            if donor_gpu > gpu_number and self.keeps_margins(trial_layers, gpu_number, gpu_number + 1):
+                best_layers = trial_layers
         return best_layers
 
 
@@ -282,8 +277,6 @@ def _with_overflow_layer(
 
 def largest_number(largest_candidate: int, is_possible: Callable[[int], bool]) -> int:
     """Returns the largest number up to `largest_candidate` for which a monotonic condition is true; 0 for none."""
-    return (
-        largest_candidate
-        if is_possible(largest_candidate)
-        else bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))
-    )
+    if is_possible(largest_candidate):
+        return largest_candidate
+    return bisect_left(range(1, largest_candidate), True, key=lambda candidate: not is_possible(candidate))

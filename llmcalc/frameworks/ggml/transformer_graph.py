@@ -191,11 +191,10 @@ class ModelGraph:
             )
             self._mask_inputs[window] = mask_input
             is_converted = uses_flash_attention and not self.rules.mask_f16
-            self._masks[window] = (
-                self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
-                if is_converted
-                else mask_input
-            )
+            if is_converted:
+                self._masks[window] = self._new_tensor((mask_cells, padded_rows), mask_input, element_bytes=F16)
+            else:
+                self._masks[window] = mask_input
         return self._masks[window]
 
     def rotation_matrix(self, head_size: int, type_bytes: int, column_limit: int = 0) -> Tensor | None:
@@ -220,9 +219,9 @@ class ModelGraph:
 
     # -- attention -----------------------------------------------------------------------------------------------
 
-    def _store_in_cache(self, cache: Tensor, input_tensor: Tensor, row_numbers: Tensor | None = None) -> Tensor:
-        row_number_sources = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
-        return Tensor(0, (input_tensor, *row_number_sources, cache), "store")
+    def _store_in_cache(self, cache: Tensor, input_tensor: Tensor) -> Tensor:
+        row_numbers = (self.row_numbers,) if self.rules.store_rows else ()
+        return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
     def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
@@ -580,10 +579,8 @@ class ModelGraph:
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
-        cached_inputs, state_elements = (
-            (net_sizes.kernel - 1) * net_sizes.channels,
-            heads * net_sizes.key_dim * net_sizes.value_dim,
-        )
+        cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
+        state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
         conv_inputs = self._new_tensor((cached_inputs, sequences), input_cache)

@@ -128,11 +128,8 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
         batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
-        accumulation_steps = (
-            accumulation_steps
-            if global_batch is None
-            else max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
-        )
+        if global_batch is not None:
+            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
     else:
         batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
     return launch_settings._replace(
@@ -256,9 +253,7 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
-    rotary_fraction, rope_base = (
-        reader.value(arguments, argument, default_value) for argument, default_value in ROTATION.items()
-    )
+    rotary_fraction, rope_base = (reader.value(arguments, argument, value) for argument, value in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.wrong("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}

@@ -22,9 +22,7 @@ STAGED = ("offload_optimizer_device", "offload_param_device")
 
 def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
     """Returns the config of `accelerate launch` with the command's arguments; empty for another launcher."""
-    launcher_index = next(
-        (i for i, command_word in enumerate(launcher[:-1]) if command_word.endswith("accelerate")), None
-    )
+    launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = arguments_of(
@@ -45,9 +43,7 @@ def config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadTe
         if not isinstance(config, Mapping):
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
-    return _with_command_flags(
-        file_table, {config_key: plain_value(flag_value) for config_key, flag_value in flags.items()}
-    )
+    return _with_command_flags(file_table, {key: plain_value(value) for key, value in flags.items()})
 
 
 def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
@@ -64,9 +60,7 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
         ("parallelism_config", r"parallelism_config_\w+"),
     ):
-        section_flags = {
-            config_key: flag_value for config_key, flag_value in flags.items() if re.fullmatch(flag_pattern, config_key)
-        }
+        section_flags = {key: value for key, value in flags.items() if re.fullmatch(flag_pattern, key)}
         if section_flags:
             section_table = config.get(section_name)
             config[section_name] = {**(section_table if isinstance(section_table, Mapping) else {}), **section_flags}
@@ -76,11 +70,9 @@ def _with_command_flags(config: dict[str, Any], flags: Table) -> dict[str, Any]:
 def process_count_of(config: Table) -> int | None:
     """Returns the number of processes in an accelerate config; None if the config states none."""
     process_count = config.get("num_processes")
-    return (
-        process_count
-        if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7
-        else None
-    )
+    if isinstance(process_count, int) and not isinstance(process_count, bool) and 0 < process_count < 10**7:
+        return process_count
+    return None
 
 
 def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
@@ -93,11 +85,7 @@ def trainer_arguments(source_file: LaunchSource) -> dict[str, Any]:
     precision = str(accelerate_table.get("mixed_precision") or "no").lower()
     if precision in ("bf16", "fp16"):
         arguments[precision] = True
-    arguments |= {
-        config_key: accelerate_table[config_key]
-        for config_key in ("parallelism_config", "use_cpu")
-        if accelerate_table.get(config_key)
-    }
+    arguments |= {key: accelerate_table[key] for key in ("parallelism_config", "use_cpu") if accelerate_table.get(key)}
     distributed_type = str(accelerate_table.get("distributed_type", "NO")).upper()
     if distributed_type == "FSDP":
         config = accelerate_table.get("fsdp_config")
@@ -139,11 +127,7 @@ def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_preci
             }
     return {
         **config,
-        **{
-            argument_name: value
-            for argument_name, value in launcher_arguments.items()
-            if config.get(argument_name) is None
-        },
+        **{name: value for name, value in launcher_arguments.items() if config.get(name) is None},
     }
 
 

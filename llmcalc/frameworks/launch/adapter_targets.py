@@ -79,10 +79,7 @@ def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch
     if not saved_modules or "modules_to_save" in launched_run.overridden:
         return launched_run
     node_names = {node_position.node.name for node_position in model.tree().walk()}
-    known_modules = tuple(
-        module_name if module_name in node_names else OTHER_MODULES.get(module_name, module_name)
-        for module_name in saved_modules
-    )
+    known_modules = tuple(name if name in node_names else OTHER_MODULES.get(name, name) for name in saved_modules)
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 

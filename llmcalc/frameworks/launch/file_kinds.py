@@ -76,8 +76,7 @@ def _program_file(
     }
     reader_package = f"{FRAMEWORKS}.{folder_name}"
     lazy_functions: dict[str, Any] = {
-        field_name: LazyFunction(reader_package, function_path)
-        for field_name, function_path in reader_functions.items()
+        name: LazyFunction(reader_package, path) for name, path in reader_functions.items()
     }
     program_kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(
@@ -215,7 +214,5 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
 
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
-    *kind_titles, last_title = (
-        launch_file.title for launch_file in (*_framework_files(), *program_files()) if launch_file.read is not None
-    )
+    *kind_titles, last_title = (file.title for file in (*_framework_files(), *program_files()) if file.read is not None)
     return f"{', '.join(kind_titles)} or {last_title}"

@@ -51,8 +51,7 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         overridden={
-            option: OptionOverride(option_value, _file_value(launched_run, option))
-            for option, option_value in options.items()
+            option: OptionOverride(value, _file_value(launched_run, option)) for option, value in options.items()
         },
     )
 
@@ -73,9 +72,7 @@ def _without_master_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={
-            option: option_value for option, option_value in launched_run.settings.items() if option != "master_weights"
-        },
+        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
     )
 
 
@@ -99,9 +96,7 @@ def override(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     settings = {option: option_value for option, option_value in options.items() if option not in LAYOUT_OPTIONS}
     unsupported_options = FORMATS if "precision" in settings else ("precision",) if set(FORMATS) & set(settings) else ()
     option_values = {
-        option: option_value
-        for option, option_value in launched_run.settings.items()
-        if option not in unsupported_options
+        option: value for option, value in launched_run.settings.items() if option not in unsupported_options
     }
     if "dtype" in settings and launched_run.settings.get("precision") == "autocast":
         option_values.setdefault("master_weights", "none")

@@ -97,10 +97,8 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
     if isinstance(expression, ast.Call) and dotted_name_of(expression.func) == "dict" and not expression.args:
         return keyword_arguments(expression, known_values, nesting_depth + 1)
     if isinstance(expression, ast.BinOp):
-        left_value, right_value = (
-            value_of(expression.left, known_values, nesting_depth + 1),
-            value_of(expression.right, known_values, nesting_depth + 1),
-        )
+        left_value = value_of(expression.left, known_values, nesting_depth + 1)
+        right_value = value_of(expression.right, known_values, nesting_depth + 1)
         if type(left_value) is int and type(right_value) is int:
             return _whole_number_result(expression.op, left_value, right_value)
     return UnknownValue(expression_description(expression))
@@ -179,11 +177,9 @@ def _whole_number_result(operation: ast.operator, left_value: int, right_value: 
         result_number = left_value // right_value
     elif isinstance(operation, ast.Pow) and 0 <= right_value < 64 and abs(left_value) < 1000:
         result_number = left_value**right_value
-    return (
-        result_number
-        if isinstance(result_number, UnknownValue) or abs(result_number) < LARGEST_NUMBER
-        else UnknownValue("…")
-    )
+    if isinstance(result_number, UnknownValue) or abs(result_number) < LARGEST_NUMBER:
+        return result_number
+    return UnknownValue("…")
 
 
 def _comparison_result(operator_node: ast.cmpop, left_value: Any, right_values: Any) -> bool | None:
@@ -359,13 +355,11 @@ class Configurations:
         if isinstance(condition, ast.BoolOp):
             operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
             deciding_value = isinstance(condition.op, ast.Or)
-            return (
-                deciding_value
-                if deciding_value in operand_truths
-                else None
-                if None in operand_truths
-                else not deciding_value
-            )
+            if deciding_value in operand_truths:
+                return deciding_value
+            if None in operand_truths:
+                return None
+            return not deciding_value
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
             operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth
@@ -417,15 +411,9 @@ class Configurations:
             return
         owner_config = configs_by_variable.setdefault(variable_name, {})
         self.count_work(len(owner_config) + len(config))
-        for config_key in [
-            config_key
-            for config_key in owner_config
-            if config_key == attr_name or config_key.startswith(f"{attr_name}.")
-        ]:
+        for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {
-            f"{attr_name}.{config_key}".rstrip("."): attribute_value for config_key, attribute_value in config.items()
-        }
+        owner_config |= {f"{attr_name}.{config_key}".rstrip("."): value for config_key, value in config.items()}
         if len(owner_config) > MOST_VALUES:
             raise RecursionError
 

@@ -198,9 +198,7 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "or YAML file that has them"
         )
     known_titles = ", ".join(
-        launch_file.title
-        for launch_file in launch_file_kinds()
-        if launch_file.read_python is not None and launch_file not in REFUSED
+        file.title for file in launch_file_kinds() if file.read_python is not None and file not in REFUSED
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
@@ -222,9 +220,7 @@ def _training_loop_advice(file_text: str) -> str:
     """Returns advice for a Python file with a custom training loop: the command to type, with the file's model."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
     model_target = "TARGET" if loaded_model is None else loaded_model[1]
-    options = next(
-        (options for program_pattern, options in WRAPPERS.items() if re.search(program_pattern, file_text)), ""
-    )
+    options = next((options for pattern, options in WRAPPERS.items() if re.search(pattern, file_text)), "")
     return f"{model_target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
 
 
@@ -232,10 +228,7 @@ def _training_loop_advice(file_text: str) -> str:
 def _command_pattern() -> re.Pattern[str]:
     """Returns a regular expression for script lines that start Python, directly or with a launcher."""
     launchers = (framework(program_folder).launcher for program_folder in NAMES)
-    commands = (
-        rf"{program_folder}\s+({'|'.join(command_verbs)})" if command_verbs else program_folder
-        for program_folder, command_verbs in CONSOLE_PROGRAMS.items()
-    )
+    commands = (rf"{folder}\s+({'|'.join(verbs)})" if verbs else folder for folder, verbs in CONSOLE_PROGRAMS.items())
     program_regex = "|".join(
         (*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *commands)
     )
@@ -389,9 +382,7 @@ def _read_training_command(
             return _read_config(config_words[0], program_line, source_of_command(program_line), options)
     for program_line in command_lines:
         if program_line.program == "tune run":
-            recipe_name = next(
-                (program_word for program_word in program_line.words if not program_word.startswith("-")), "NAME"
-            )
+            recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable(recipe_name)}: a recipe that comes "
                 f"with torchtune, which is not read; expected a copy of it: tune cp {printable(recipe_name)} "
@@ -401,9 +392,7 @@ def _read_training_command(
         table_kind = _table_kind(program_line)
         if table_kind is not None and table_kind.read is not None:
             command_words = arguments_of(program_line.words, name_in_errors)
-            arguments_table = {
-                keyword_of(flag): plain_value(flag_values) for flag, flag_values in command_words.items()
-            }
+            arguments_table = {keyword_of(flag): plain_value(values) for flag, values in command_words.items()}
             arguments_table = {**_implied_values(program_line), **arguments_table}
             return read_with_options(
                 table_kind, table_kind.read, arguments_table, source_of_command(program_line), options
@@ -442,10 +431,7 @@ def _read_by_arguments(
         return launch_of_python
     start_commands = (command for command in shell_script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved_words = (
-        (command.line, command_word)
-        for command in start_commands
-        for command_word in command.words
-        if is_unresolved(command_word)
+        (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
     )
     word_number, unresolved_word = next(unresolved_words, (0, ""))
     reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
@@ -483,10 +469,7 @@ def _read_python_of_command(
             )
         except InputError:
             continue
-        if any(
-            launch_file.read_python is not None and launch_file.is_python(file_text)
-            for launch_file in launch_file_kinds()
-        ):
+        if any(file.read_python is not None and file.is_python(file_text) for file in launch_file_kinds()):
             return _read_python(file_text, replace(source_file, where=file_path, arguments=program_line.words), options)
     return None
 
@@ -502,9 +485,7 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
     loop_values_of_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {
-        variable: loop_values for variable, loop_values in loop_values_of_variable.items() if len(loop_values) > 1
-    }
+    varying_loops = {variable: values for variable, values in loop_values_of_variable.items() if len(values) > 1}
     line_numbers = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         pinned_variables = " ".join(
@@ -573,10 +554,8 @@ def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
-        program_line
-        if (file_kind := _kind_with_launcher(program_line)) is None
-        else file_kind.with_launcher(program_line)
-        for program_line in program_lines
+        line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
+        for line in program_lines
     ]
 
 
@@ -584,11 +563,7 @@ def _kind_with_launcher(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files whose installed program, such as `trl`, a command starts; None for others."""
     installed_program = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (
-            file_kind
-            for file_kind in launch_file_kinds()
-            if file_kind.launcher and file_kind.launcher == installed_program
-        ),
+        (kind for kind in launch_file_kinds() if kind.launcher and kind.launcher == installed_program),
         None,
     )
 
@@ -650,8 +625,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         ("accelerate", "launch") in pairwise(program_names)
         or _kind_with_launcher(command_line) is not None
         or any(
-            installed_program.starts_on_every_device and installed_program.launcher in program_names
-            for installed_program in map(framework, NAMES)
+            program.starts_on_every_device and program.launcher in program_names for program in map(framework, NAMES)
         )
     )
 
@@ -682,9 +656,7 @@ def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
         for _, count_text in launcher_counts
         if is_unresolved(count_text) and "(" not in count_text
     )
-    return tuple(
-        dict.fromkeys(variable_name for variable_name in count_variables if re.match(r"[A-Za-z_]", variable_name))
-    )
+    return tuple(dict.fromkeys(name for name in count_variables if re.match(r"[A-Za-z_]", name)))
 
 
 def process_count(launcher: list[str], environment: Mapping[str, str], *, counts_processes: bool = True) -> int | None:

@@ -509,11 +509,7 @@ class LaunchReader:
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (
-                    shipped_table
-                    for shipped_name, shipped_table in shipped_tables.items()
-                    if file_name.endswith(f"/{shipped_name}")
-                ),
+                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
                 None,
             )
         try:
@@ -694,7 +690,11 @@ LARGEST = 2**40
 
 
 def unknown_keys(
-    reader: LaunchReader, config_table: Mapping[str, Any], known_names: Iterable[str], place_in_file: str, problem: str
+    reader: LaunchReader,
+    config_table: Mapping[str, Any],
+    known_names: Iterable[str],
+    place_in_file: str,
+    problem: str = "no key that is known",
 ) -> None:
     """Records the keys with a value that are not in `known_names` as unknown arguments. problem: the reason."""
     known_keys = set(known_names)

@@ -50,9 +50,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     )
     positional_word = typed_words[0] if typed_words and not typed_values else ""
     argument_values = {
-        argument_name: argument
-        for argument_name, argument in {**default_values, **typed_values}.items()
-        if argument is not None
+        name: argument for name, argument in {**default_values, **typed_values}.items() if argument is not None
     }
     argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
@@ -63,9 +61,7 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted_name_of(node)] = argument_values[node.attr]
-    used_arguments = {
-        argument_name.rpartition(".")[2]: shown(argument_value) for argument_name, argument_value in variables.items()
-    }
+    used_arguments = {argument_name.rpartition(".")[2]: shown(value) for argument_name, value in variables.items()}
     used_values_text = ", ".join(
         f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MOST_SHOWN]
     )
@@ -141,8 +137,6 @@ def _plain_value(value_text: str) -> Any:
         return value_text.lower() == "true"
     if re.fullmatch(r"-?[0-9]{1,18}", value_text, re.ASCII) is not None:
         return int(value_text)
-    return (
-        float(value_text)
-        if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None
-        else value_text
-    )
+    if re.fullmatch(r"-?[0-9]{0,18}\.?[0-9]{1,18}(e-?[0-9]{1,3})?", value_text) is not None:
+        return float(value_text)
+    return value_text

@@ -57,8 +57,7 @@ def read_script(
     Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
     """
     typed_variables = {
-        variable_name: variable_value.replace(UNRESOLVED, "").replace(ITEM, " ")
-        for variable_name, variable_value in (typed_variables or {}).items()
+        name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed_variables or {}).items()
     }
     shell_script = ShellScript(
         name_in_errors,
@@ -271,9 +270,7 @@ class StatementReader(WordReader):
             command_words = ["[[", *command_words]
         condition = evaluate_test(command_words)
         if condition is not None:
-            self.script.unset_variables |= {
-                printable(command_word) for command_word in command_words if UNSET.fullmatch(command_word)
-            }
+            self.script.unset_variables |= {printable(word) for word in command_words if UNSET.fullmatch(word)}
         return condition
 
     def open_block(self, command_words: list[str], separator: str) -> None:
@@ -447,11 +444,7 @@ class StatementReader(WordReader):
                 StatementReader(self.script, command_words[i + 1], self.depth + 1, line_number).read_all()
                 self.script.arguments = outer_arguments
                 return
-        env = {
-            variable_name: assigned_text
-            for variable_name, assigned_text in assignments.items()
-            if isinstance(assigned_text, str)
-        }
+        env = {name: text for name, text in assignments.items() if isinstance(text, str)}
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))
         )

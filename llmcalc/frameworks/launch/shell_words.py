@@ -85,9 +85,7 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {
-            variable_name: self.variables.get(variable_name, "") for variable_name in sorted(self.exported_names)
-        }
+        exported_values = {name: self.variables.get(name, "") for name in sorted(self.exported_names)}
         return {
             variable_name: exported_value
             for variable_name, exported_value in exported_values.items()
@@ -356,11 +354,9 @@ class WordReader:
         arguments = self.script.arguments
         if argument_number > len(arguments):
             self.script.missing_argument = max(self.script.missing_argument, argument_number)
-        return (
-            arguments[argument_number - 1]
-            if 0 < argument_number <= len(arguments)
-            else mark_unresolved(f"${argument_number}")
-        )
+        if 0 < argument_number <= len(arguments):
+            return arguments[argument_number - 1]
+        return mark_unresolved(f"${argument_number}")
 
     def read_balanced_text(self, start_index: int) -> str:
         """Reads and returns the text inside the brackets that open at `start_index`."""
@@ -404,11 +400,9 @@ class WordReader:
         if expansion_match is None:
             name_match = NAME.match(text_in_braces)
             return mark_unresolved(f"${{{name_match[0] if name_match else text_in_braces[:20]}…}}")
-        variable_name, expansion_operator, alternative_text = (
-            expansion_match[1],
-            expansion_match[2] or "",
-            expansion_match[3] or "",
-        )
+        variable_name = expansion_match[1]
+        expansion_operator = expansion_match[2] or ""
+        alternative_text = expansion_match[3] or ""
         if variable_name == "#" and not expansion_operator:
             return str(len(self.script.arguments))
         variable_value = self.script.variables.get(variable_name)
@@ -433,11 +427,9 @@ class WordReader:
             return value_text
         if variable_name in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return (
-            value_text
-            if variable_value is not None or variable_name in self.script.skipped_variables
-            else mark_unresolved(f"${variable_name}")
-        )
+        if variable_value is not None or variable_name in self.script.skipped_variables:
+            return value_text
+        return mark_unresolved(f"${variable_name}")
 
     def expand_nested_text(self, nested_text: str) -> str:
         """Returns a nested text, such as a default value, after expansion."""

@@ -209,6 +209,12 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
         )
 
 
+def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
+    """Whether weights keep the checkpoint's number format, as those of dtype `auto` without a framework do."""
+    has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
+    return has_automatic_dtype or launched_run.published_weights
+
+
 def trainer_launch(
     reader: LaunchReader,
     config: Table,
@@ -623,9 +629,7 @@ def lora_settings(
     argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names
-        if not isinstance(listed_names, list) or {
-            str(parameter_name).strip().rpartition(".")[2] for parameter_name in listed_names
-        } != {
+        if not isinstance(listed_names, list) or {str(name).strip().rpartition(".")[2] for name in listed_names} != {
             "gate_up_proj",
             "down_proj",
         }:
@@ -639,11 +643,9 @@ def lora_settings(
     ):
         if written_names in (None, [], ""):
             continue
-        module_names = (
-            [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
-            if isinstance(written_names, str)
-            else written_names
-        )
+        module_names = written_names
+        if isinstance(written_names, str):
+            module_names = [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
             raise reader.wrong(argument_name, f"{shown(written_names)}; expected a list of names")
         adapter_settings[setting_name] = tuple(module_names)

@@ -59,9 +59,7 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
             reader.unknown[argument_name] = f"{refusal_reason} not modelled"
     trainer_arguments = training_script.translate(reader, config)
     reader.filled_in |= {
-        argument_name: argument_value
-        for argument_name, argument_value in trainer_arguments.items()
-        if argument_name in FILLED_IN and argument_name not in config
+        name: value for name, value in trainer_arguments.items() if name in FILLED_IN and name not in config
     }
     own_names = (
         training_script.translated_arguments
@@ -71,9 +69,7 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored += sorted(training_script.ignored_arguments & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    other_arguments = {
-        argument_key: argument_value for argument_key, argument_value in config.items() if argument_key not in own_names
-    }
+    other_arguments = {key: argument_value for key, argument_value in config.items() if key not in own_names}
     return {**other_arguments, **trainer_arguments}
 
 

@@ -185,11 +185,10 @@ def _llama_server_flags(log_values: LogValues, memory_terms: Sequence[LogTerm]) 
     numbered_devices = {term.device for term in memory_terms if re.fullmatch(r"[A-Za-z]+[0-9]{1,3}", term.device or "")}
     device_count = int(log_values.last_text("devices") or len(numbered_devices) or 1)
     device_bytes = _device_sizes(log_values)
-    tensor_split = (
-        [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
-        if len(device_bytes) == device_count
-        else ["1"] * device_count
-    )
+    if len(device_bytes) == device_count:
+        tensor_split = [str(buffer_bytes >> 20) for buffer_bytes in device_bytes]
+    else:
+        tensor_split = ["1"] * device_count
     flags = {"tensor_split": ",".join(tensor_split)} if 1 < device_count <= MOST_DEVICES else {}
     flags |= log_values.stated_numbers(*FLAGS, *IK_FLAGS, "kv_unified")
     if "fused_moe" in flags:

@@ -71,13 +71,11 @@ def read_llm_foundry(config: Table, source_file: LaunchSource) -> Launch:
             spec = _mpt_model(reader, model, run_settings["seq"])
         else:
             model_name = str(model.get("pretrained_model_name_or_path") or "")[:200]
-        reduction_settings = (
-            TitanSettings(
+        reduction_settings = None
+        if is_sharded:
+            reduction_settings = TitanSettings(
                 reduction_format=reduction_format, has_flat_parameters=True, fsdp_version=1, outer_groups="together"
             )
-            if is_sharded
-            else None
-        )
         return sharded_launch(
             reader, world_size, run_settings | number_formats, reduction_settings, spec=spec, target=model_name
         )
@@ -102,10 +100,8 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
         raise reader.wrong(
             "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
         )
-    batch, global_batch = (
-        integer_of(reader, "device_train_microbatch_size", micro_batch),
-        config.get("global_train_batch_size"),
-    )
+    batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
+    global_batch = config.get("global_train_batch_size")
     if global_batch is None:
         return {"batch": batch}
     batch_per_device = max(1, integer_of(reader, "global_train_batch_size", global_batch) // world_size)

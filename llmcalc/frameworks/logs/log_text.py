@@ -44,9 +44,7 @@ class LogText:
     def lines_with(self, *line_hints: str) -> list[str]:
         """Returns the lines that contain any of these texts, in order."""
         line_offsets = {
-            (line_start_offset, line_end_offset)
-            for hint in line_hints
-            for line_start_offset, _, line_end_offset in self.line_spans(hint)
+            (offset, line_end_offset) for hint in line_hints for offset, _, line_end_offset in self.line_spans(hint)
         }
         return [self.text[line_start:line_end] for line_start, line_end in sorted(line_offsets)]
 

@@ -9,7 +9,7 @@ from ...device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, workspace_
 from ...errors import InputError
 from ...workload.execution import CrossEntropy
 from .kernels import RankKernelChoices
-from .kernels.choices import AttentionBackend, Loss, Recipe
+from .kernels.choices import AttentionBackend, Loss
 from .settings import MegatronSettings
 from .unsupported import gpu_generation, unmodelled_arguments
 
@@ -179,7 +179,7 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         detaches_layers=settings.overlap_moe_expert_parallel_comm,
         shared_experts_first=settings.date is None or settings.date >= SHARED_BEFORE_ROUTER,
         wgrad_deferral_limit=settings.wgrad_deferral_limit if settings.defer_embedding_wgrad_compute else None,
-        fp8_recipe=_fp8_recipe(settings),
+        fp8_recipe="none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe,
         amax_history=settings.fp8_amax_history_len,
         has_fp8_weights=settings.fp8_format is not None and settings.fp8_param_gather,
         saves_transposed=gpu_generation(settings.gpu) != "blackwell",
@@ -189,10 +189,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
         recompute=(settings.recompute_method or "uniform") if settings.recompute_mode == "full" else "none",
         recompute_layers=settings.recompute_num_layers or 1,
         recomputed_module_kinds=frozenset(
-            network_kind
-            for recompute_module, network_kind in NETWORKS.items()
-            if recompute_module in settings.recomputed_modules
-            or (recompute_module == "moe" and settings.moe_layer_recompute)
+            kind
+            for module, kind in NETWORKS.items()
+            if module in settings.recomputed_modules or (module == "moe" and settings.moe_layer_recompute)
         ),
         recompute_norms="layernorm" in settings.recomputed_modules,
         recompute_activation="moe_act" in settings.recomputed_modules,
@@ -204,16 +203,9 @@ def rank_choices_of(settings: MegatronSettings) -> RankKernelChoices:
 
 def _bf16_layer_counts(settings: MegatronSettings) -> tuple[int, int]:
     """Returns the number of layers at the start and at the end of the model that stay in bf16."""
-    return (
-        (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)
-        if settings.first_last_layers_bf16
-        else (0, 0)
-    )
-
-
-def _fp8_recipe(settings: MegatronSettings) -> Recipe:
-    """Returns the recipe of 8-bit matrix products; `none` without them."""
-    return "none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe
+    if settings.first_last_layers_bf16:
+        return (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)
+    return (0, 0)
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:

@@ -137,10 +137,8 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
     """
     if isinstance(arguments_table.get(WRAPPED), Mapping) and "MODEL_ARGS" not in arguments_table:
         env_variables = arguments_table.get("env_vars")
-        arguments_table, source_file = (
-            arguments_table[WRAPPED],
-            replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {}),
-        )
+        arguments_table = arguments_table[WRAPPED]
+        source_file = replace(source_file, env=env_variables if isinstance(env_variables, Mapping) else {})
     with reader_of(source_file) as reader:
         environment = {str(env_name): _environment_text(env_value) for env_name, env_value in source_file.env.items()}
         return _read_arguments(reader, _argument_table(reader, arguments_table, environment), environment)
@@ -161,10 +159,7 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        environment.update(
-            (str(variable_name), _environment_text(variable_value))
-            for variable_name, variable_value in variables_table.items()
-        )
+        environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
@@ -392,11 +387,9 @@ def _parse_single_value(value_type: Any, written_value: Any) -> Any:
     if value_type is int:
         if isinstance(written_value, float) and written_value.is_integer() and abs(written_value) < LARGEST:
             return int(written_value)
-        return (
-            int(value_text)
-            if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST
-            else None
-        )
+        if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST:
+            return int(value_text)
+        return None
     if value_type is float:
         if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", value_text):
             return None
@@ -425,13 +418,9 @@ def _parse_list(value_type: Any, written_value: Any) -> Any:
             .split()
         )
     parsed_values = [_parse_single_value(value_type, list_element) for list_element in list_elements]
-    return (
-        None
-        if not parsed_values
-        or any(parsed_value is None for parsed_value in parsed_values)
-        or len(parsed_values) > 20_000
-        else tuple(parsed_values)
-    )
+    if not parsed_values or any(parsed_value is None for parsed_value in parsed_values) or len(parsed_values) > 20_000:
+        return None
+    return tuple(parsed_values)
 
 
 def _expected_types(value_types: Sequence[Any]) -> str:

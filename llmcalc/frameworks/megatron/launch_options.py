@@ -107,9 +107,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
                 f"{options_text}, or a change of the file"
             )
     layout = launched_run.layout
-    parallel_sizes = {
-        group_name: options.get(group_name, getattr(layout, group_name)) for group_name in ("tp", "pp", "cp")
-    }
+    parallel_sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
     replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
         batch = options.get("batch", launched_run.settings.get("batch", 1))
@@ -152,9 +150,7 @@ def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) 
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
     arguments = {
-        flag: argument_value
-        for flag, argument_value in arguments_table.items()
-        if _argument_name(str(flag)) not in dropped_arguments
+        flag: value for flag, value in arguments_table.items() if _argument_name(str(flag)) not in dropped_arguments
     }
     arguments |= {
         f"--{argument.replace('_', '-')}": argument_value

@@ -57,11 +57,10 @@ def pack_buffer(
                 for shard_index in range(shard_count)
                 if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= element_limit
             ]
-            shard_index = (
-                min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
-                if fitting_shards
-                else min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
-            )
+            if fitting_shards:
+                shard_index = min(fitting_shards, key=lambda shard_index: shard_costs[shard_index])
+            else:
+                shard_index = min(range(shard_count), key=lambda shard_index: shard_ends[shard_index])
             start_in_shard = round_up(shard_ends[shard_index], ALIGNED)
             tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.size

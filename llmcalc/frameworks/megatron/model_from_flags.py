@@ -157,15 +157,14 @@ def _latent_attention_table(settings: MegatronSettings) -> Table:
 
 def _network_table(settings: MegatronSettings, inner_width: int, has_bias: bool) -> Table:
     """Returns the model-spec table of a feed-forward network."""
-    activation_name = (
-        "silu"
-        if settings.swiglu
-        else "relu2"
-        if settings.squared_relu
-        else "gelu_tanh"
-        if settings.openai_gelu
-        else "gelu"
-    )
+    if settings.swiglu:
+        activation_name = "silu"
+    elif settings.squared_relu:
+        activation_name = "relu2"
+    elif settings.openai_gelu:
+        activation_name = "gelu_tanh"
+    else:
+        activation_name = "gelu"
     gate_fields = {"gate_bias": has_bias} if settings.has_gate else {}
     return {
         "type": "mlp",
@@ -235,11 +234,9 @@ def _layer_table(settings: MegatronSettings, mixer_table: Table, mlp_table: Tabl
 
 def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) -> Table:
     """Returns the model-spec table of a layer's attention."""
-    return (
-        _latent_attention_table(settings)
-        if settings.is_latent
-        else _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
-    )
+    if settings.is_latent:
+        return _latent_attention_table(settings)
+    return _attention_table(settings, _rope_table(settings) if has_rotary_positions else None)
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
@@ -266,11 +263,10 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
             "_delta" if has_delta_rule else "_unrotated" if has_no_rope else ""
         )
         if layer_name not in layer_tables:
-            network_table = (
-                _experts_table(settings)
-                if has_experts
-                else _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
-            )
+            if has_experts:
+                network_table = _experts_table(settings)
+            else:
+                network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
             layer_tables[layer_name] = _layer_table(
                 settings,
                 _delta_table(settings) if has_delta_rule else _mixer_table(settings, not has_no_rope),

@@ -26,7 +26,7 @@ def read_accelerate(
     plugin_options = {
         str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section_name).items()
     }
-    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name, "no key that is known")
+    unknown_keys(reader, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section_name)
 
     def plugin_size(argument_name: str) -> int:
         return integer_of(

@@ -132,11 +132,10 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
         else (stage.has_embedding, stage.has_head, *layer_names[stage.layers.start : stage.layers.stop])
         for stage in chunk_stages
     )
-    layers_before = (
-        [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-        if any(rank_run.rank_choices.bf16_layers)
-        else []
-    )
+    if any(rank_run.rank_choices.bf16_layers):
+        layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    else:
+        layers_before = []
     return rank_coordinates, *stage_layers, *layers_before
 
 
@@ -168,9 +167,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
     except NotRepeatingError:
         return RecordedRank(None, (), ())
     layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    return RecordedRank(
-        pass_traces, layers_before, [model_chunk.parameters for model_chunk in rank_run.chunks], splits_by_previous
-    )
+    return RecordedRank(pass_traces, layers_before, [chunk.parameters for chunk in rank_run.chunks], splits_by_previous)
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:

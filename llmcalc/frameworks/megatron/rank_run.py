@@ -371,10 +371,8 @@ class RankRun:
         if not settings.is_latent or self.has_rope_tables:
             return
         self.has_rope_tables = True
-        table_bytes, is_yarn = (
-            (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim,
-            (settings.rope_type or "yarn") == "yarn",
-        )
+        table_bytes = (settings.tokens // settings.cp) * settings.qk_pos_emb_head_dim
+        is_yarn = (settings.rope_type or "yarn") == "yarn"
         for i in range(self._attention_layers()):
             self.persistent_storages.append(self.storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:

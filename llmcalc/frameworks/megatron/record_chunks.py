@@ -86,9 +86,7 @@ class RecordedChunk:
 
     def _read_traces(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
         try:
-            return self.passes.traces(
-                {storage_number for tensor_name in allocated_before for storage_number in self.storages[tensor_name]}
-            )
+            return self.passes.traces({number for name in allocated_before for number in self.storages[name]})
         except NotRepeatingError:
             return None
 
@@ -98,8 +96,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
-        (chunk_number, *pass_key): release_steps
-        for (_, *pass_key), release_steps in pass_trace.releases_of_other_passes.items()
+        (chunk_number, *key): steps for (_, *key), steps in pass_trace.releases_of_other_passes.items()
     }
     return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
@@ -237,10 +234,7 @@ def _record_chunk(
         model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    storages = {
-        tensor_name: tuple(block.handle for block in named_blocks)
-        for tensor_name, named_blocks in shared_blocks.items()
-    }
+    storages = {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()}
     if layer_stacks:
         shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
         recorded_passes = RecordedPasses(*shortened_passes.extended_passes())
@@ -259,9 +253,7 @@ def _record_chunk(
             tensor_name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes)
             for tensor_name, tensor_blocks in shared_blocks.items()
         },
-        frozenset(
-            tensor_name for tensor_name, short_numbers in storages.items() if short_numbers[0] in forward_storages
-        ),
+        frozenset(tensor_name for tensor_name, numbers in storages.items() if numbers[0] in forward_storages),
         EFFORT.subtract_work_since(units_before),
     )
 

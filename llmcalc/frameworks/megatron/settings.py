@@ -211,11 +211,9 @@ class MegatronSettings(MegatronArguments):
         tokenizer_type, vocab_size = self.tokenizer_kind, self.vocab_size
         if tokenizer_type in ("NullTokenizer", "NullMultimodalTokenizer"):
             has_end_token = self.date is not None and self.date < NULL_TOKENIZER_COUNTS_ITS_LAST
-            return (
-                None
-                if vocab_size is None
-                else vocab_size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
-            )
+            if vocab_size is None:
+                return None
+            return vocab_size + (1 if has_end_token or tokenizer_type != "NullTokenizer" else 0)
         if tokenizer_type == "TikTokenizer":
             return vocab_size or TIKTOKEN
         if tokenizer_type in WORD_PIECES:

@@ -9,113 +9,95 @@ from .cuda_graphs import WHOLE_STEP, captures_step
 from .settings import GATED_DELTA_NET, MegatronSettings
 
 
-def unmodelled_arguments(megatron_settings: MegatronSettings) -> dict[str, str]:
+def unmodelled_arguments(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory and are not modelled."""
     refusal_reasons = {}
-    for argument in megatron_settings.changed_fields():
+    for argument in settings.changed_fields():
         for refusal_reason, arguments in NOT_MODELLED.items():
-            if argument in arguments and getattr(megatron_settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
+            if argument in arguments and getattr(settings, argument) not in WITHOUT_EFFECT.get(argument, ()):
                 refusal_reasons[flag_of(argument)] = refusal_reason
-    if megatron_settings.overlap_moe_expert_parallel_comm and megatron_settings.pp > 1:
+    if settings.overlap_moe_expert_parallel_comm and settings.pp > 1:
         refusal_reasons["--overlap-moe-expert-parallel-comm"] = "passes that overlap in a pipeline"
-    if megatron_settings.optimizer_cpu_offload and (
-        megatron_settings.optimizer != "adam" or megatron_settings.optimizer_offload_fraction != 1
-    ):
+    if settings.optimizer_cpu_offload and (settings.optimizer != "adam" or settings.optimizer_offload_fraction != 1):
         refusal_reasons["--optimizer-cpu-offload"] = (
             "Adam's step on the host with other than --optimizer-offload-fraction 1"
         )
-    if (
-        megatron_settings.moe_token_dispatcher_type == "flex"
-        and megatron_settings.moe_flex_dispatcher_backend != "hybridep"
-    ):
+    if settings.moe_token_dispatcher_type == "flex" and settings.moe_flex_dispatcher_backend != "hybridep":
         refusal_reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
-    if megatron_settings.tp_comm_overlap and (
-        megatron_settings.num_experts is not None or megatron_settings.is_latent or megatron_settings.kind == "hybrid"
+    if settings.tp_comm_overlap and (
+        settings.num_experts is not None or settings.is_latent or settings.kind == "hybrid"
     ):
         refusal_reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    is_local = megatron_settings.enable_cuda_graph or megatron_settings.cuda_graph_impl == "local"
-    graph_modules = megatron_settings.cuda_graph_modules or megatron_settings.cuda_graph_scope or ()
-    if captures_step("local" if is_local else megatron_settings.cuda_graph_impl, graph_modules):
-        refusal_reasons["--enable-cuda-graph" if megatron_settings.enable_cuda_graph else "--cuda-graph-impl"] = (
-            WHOLE_STEP
-        )
-    refusal_reasons |= _unsupported_fp8(megatron_settings)
-    if megatron_settings.use_megatron_fsdp:
-        refusal_reasons |= _unsupported_sharding(megatron_settings)
-    if megatron_settings.experimental_attention_variant == "dsa":
-        if not megatron_settings.is_latent:
+    is_local = settings.enable_cuda_graph or settings.cuda_graph_impl == "local"
+    graph_modules = settings.cuda_graph_modules or settings.cuda_graph_scope or ()
+    if captures_step("local" if is_local else settings.cuda_graph_impl, graph_modules):
+        refusal_reasons["--enable-cuda-graph" if settings.enable_cuda_graph else "--cuda-graph-impl"] = WHOLE_STEP
+    refusal_reasons |= _unsupported_fp8(settings)
+    if settings.use_megatron_fsdp:
+        refusal_reasons |= _unsupported_sharding(settings)
+    if settings.experimental_attention_variant == "dsa":
+        if not settings.is_latent:
             refusal_reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         refusal_reasons |= {
-            flag_of(argument): "another indexer"
-            for argument in OTHER_INDEXERS
-            if argument in megatron_settings.changed_fields()
+            flag_of(argument): "another indexer" for argument in OTHER_INDEXERS if argument in settings.changed_fields()
         }
-        if megatron_settings.recompute_mode == "selective":
+        if settings.recompute_mode == "selective":
             refusal_reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
-        if megatron_settings.fp8_format is not None:
+        if settings.fp8_format is not None:
             refusal_reasons["--fp8-format"] = "8-bit products with an indexer"
-    if megatron_settings.attention_output_gate and (
-        megatron_settings.is_latent or megatron_settings.kind in ("bert", "t5")
-    ):
+    if settings.attention_output_gate and (settings.is_latent or settings.kind in ("bert", "t5")):
         refusal_reasons["--attention-output-gate"] = "another kind of attention"
     return refusal_reasons
 
 
-def _unsupported_sharding(megatron_settings: MegatronSettings) -> dict[str, str]:
+def _unsupported_sharding(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for arguments that are not modelled together with Megatron-FSDP."""
     refusal_reasons = {
         field_name: problem
         for field_name, (modelled_values, problem) in MODELLED_WITH_FSDP.items()
-        if getattr(megatron_settings, field_name) not in modelled_values
+        if getattr(settings, field_name) not in modelled_values
     }
-    if megatron_settings.megatron_fsdp_grad_comm_dtype not in (
+    if settings.megatron_fsdp_grad_comm_dtype not in (
         "auto",
-        megatron_settings.megatron_fsdp_main_grads_dtype,
+        settings.megatron_fsdp_main_grads_dtype,
     ):
         refusal_reasons["megatron_fsdp_grad_comm_dtype"] = (
             "gradients that are sent in another format than they are kept in"
         )
-    if megatron_settings.mtp_layers:
+    if settings.mtp_layers:
         refusal_reasons["mtp_num_layers"] = "multi-token prediction"
-    return {
-        flag_of(unsupported_argument): f"with --use-megatron-fsdp, {problem}"
-        for unsupported_argument, problem in refusal_reasons.items()
-    }
+    return {flag_of(argument): f"with --use-megatron-fsdp, {problem}" for argument, problem in refusal_reasons.items()}
 
 
-def _unsupported_fp8(megatron_settings: MegatronSettings) -> dict[str, str]:
+def _unsupported_fp8(settings: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason of unmodelled 8-bit settings; empty if all are modelled."""
-    if megatron_settings.fp8_format is None:
-        return (
-            {"--fp8-param-gather": "8-bit weights without --fp8-format"} if megatron_settings.fp8_param_gather else {}
-        )
+    if settings.fp8_format is None:
+        return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if settings.fp8_param_gather else {}
     unsupported_conditions = {
-        "experts without --moe-grouped-gemm": megatron_settings.num_experts is not None
-        and not megatron_settings.moe_grouped_gemm,
-        "BERT or T5": megatron_settings.kind in ("bert", "t5"),
-        "--transformer-impl local": megatron_settings.transformer_impl == "local",
-        f"--tp-comm-overlap and the recipe {megatron_settings.fp8_recipe}": megatron_settings.tp_comm_overlap
-        and megatron_settings.fp8_recipe != "tensorwise",
+        "experts without --moe-grouped-gemm": settings.num_experts is not None and not settings.moe_grouped_gemm,
+        "BERT or T5": settings.kind in ("bert", "t5"),
+        "--transformer-impl local": settings.transformer_impl == "local",
+        f"--tp-comm-overlap and the recipe {settings.fp8_recipe}": settings.tp_comm_overlap
+        and settings.fp8_recipe != "tensorwise",
         "recomputation of other modules than core_attn, mlp and moe": bool(
-            set(megatron_settings.recomputed_modules) - {"core_attn", "mlp", "moe"}
+            set(settings.recomputed_modules) - {"core_attn", "mlp", "moe"}
         ),
-        "an output layer in 8 bits": megatron_settings.fp8_output_proj,
-        "--no-fp8-wgrad": megatron_settings.no_fp8_wgrad,
-        f"the recipe {megatron_settings.fp8_recipe} on {megatron_settings.gpu}": not gpu_runs_recipe(megatron_settings),
-        "weights in mxfp8": megatron_settings.fp8_recipe == "mxfp8" and megatron_settings.fp8_param_gather,
-        "delayed scaling and layers in bf16": megatron_settings.fp8_recipe == "delayed"
-        and megatron_settings.first_last_layers_bf16,
-        f"--optimizer {megatron_settings.optimizer}": megatron_settings.optimizer != "adam",
+        "an output layer in 8 bits": settings.fp8_output_proj,
+        "--no-fp8-wgrad": settings.no_fp8_wgrad,
+        f"the recipe {settings.fp8_recipe} on {settings.gpu}": not gpu_runs_recipe(settings),
+        "weights in mxfp8": settings.fp8_recipe == "mxfp8" and settings.fp8_param_gather,
+        "delayed scaling and layers in bf16": settings.fp8_recipe == "delayed" and settings.first_last_layers_bf16,
+        f"--optimizer {settings.optimizer}": settings.optimizer != "adam",
     }
     present_conditions = [condition_name for condition_name, is_present in unsupported_conditions.items() if is_present]
     return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
-def gpu_runs_recipe(megatron_settings: MegatronSettings) -> bool:
+def gpu_runs_recipe(settings: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks since Blackwell."""
-    gpu_family = gpu_generation(megatron_settings.gpu)
+    gpu_family = gpu_generation(settings.gpu)
     block_recipe = "mxfp8" if gpu_family == "blackwell" else "blockwise"
-    return gpu_family != "ampere" and megatron_settings.fp8_recipe in ("tensorwise", "delayed", block_recipe)
+    return gpu_family != "ampere" and settings.fp8_recipe in ("tensorwise", "delayed", block_recipe)
 
 
 def gpu_generation(gpu: str) -> str:

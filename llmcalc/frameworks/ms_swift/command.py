@@ -216,11 +216,9 @@ def _adapter_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "use_dora": config.get("use_dora"),
     }
     saved_names = config.get("modules_to_save")
-    return (
-        trainer_table
-        if saved_names is None
-        else {**trainer_table, "lora_modules_to_save": saved_names if isinstance(saved_names, list) else [saved_names]}
-    )
+    if saved_names is None:
+        return trainer_table
+    return {**trainer_table, "lora_modules_to_save": saved_names if isinstance(saved_names, list) else [saved_names]}
 
 
 def _refuse_unmodelled(reader: LaunchReader, config: Table) -> None:

@@ -390,10 +390,8 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     if reader.flag(policy_table, "megatron_cfg.peft.enabled"):
         section_name = "policy.megatron_cfg.peft"
         rank = reader.value(policy_table, "megatron_cfg.peft.dim", 8)
-        targets, dropout_value = (
-            policy_table.get("megatron_cfg.peft.target_modules"),
-            policy_table.get("megatron_cfg.peft.dropout"),
-        )
+        targets = policy_table.get("megatron_cfg.peft.target_modules")
+        dropout_value = policy_table.get("megatron_cfg.peft.dropout")
         settings = bridge_adapter_settings(reader, section_name, rank, targets or None, dropout_value)
     if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True

@@ -397,11 +397,9 @@ def layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str,
         server_on_gpus = server.with_flags(**gpu_flags)
         server_memory = memory(server_on_gpus)
         host_layer_count = host_layers(server_on_gpus.fitted_server)
-        startup_message = (
-            f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
-            if host_layer_count
-            else server_memory.message
-        )
+        startup_message = server_memory.message
+        if host_layer_count:
+            startup_message = f"{read_record().messages['on_host']}: {server_memory.host['share']:.0%}"
         yield (
             gpu_flags,
             replace(server_memory, starts=server_memory.starts and not host_layer_count, message=startup_message),

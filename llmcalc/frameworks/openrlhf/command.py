@@ -79,10 +79,6 @@ LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_r
 """Module that trains → its loss on preferences; empty for none. Versions before 0.9 have `train_kto`."""
 
 
-def _module_name(command_line: CommandLine) -> str:
-    return command_line.program.removesuffix(".py").rpartition(".")[2]
-
-
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts an OpenRLHF module or script."""
     return command_line.program.startswith("openrlhf.cli.")
@@ -91,7 +87,7 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of an OpenRLHF command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
-        module_verb = _module_name(command_line)
+        module_verb = command_line.program.removesuffix(".py").rpartition(".")[2]
         if module_verb == "train_kd":
             raise reader.wrong(
                 "--teacher_model", "a teacher beside the trained model is not modelled; expected train_sft"

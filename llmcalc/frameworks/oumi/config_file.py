@@ -14,8 +14,7 @@ from typing import Any
 from ...errors import shown
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
-from ..launch.trainer import read_trainer
-from ..registry import WITHOUT_A_NAME
+from ..launch.trainer import keeps_published_weights, read_trainer
 from ..trl.config_file import read_trl
 
 TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
@@ -106,8 +105,8 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         trainer = str(keys.get("training.trainer_type", "HF")).upper()[:40]
         if trainer not in TRAINERS:
             raise reader.wrong("training.trainer_type", f"{shown(trainer)}; expected one of {', '.join(TRAINERS)}")
-        unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model", "no key that is known")
-        unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
+        unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
+        unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
             **_training_arguments(reader, keys),
             **_model_arguments(reader, keys, trainer),
@@ -117,17 +116,16 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
             arguments["dtype"] = "float32"  # peft's `prepare_model_for_kbit_training`
         if reader.flag(keys, "fsdp.enable_fsdp"):
-            unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp", "no key that is known")
+            unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp")
             arguments |= _fsdp_arguments(reader, keys, arguments)
         if reader.flag(keys, "deepspeed.enable_deepspeed"):
             arguments |= _deepspeed_arguments(reader, tables["deepspeed"])
         is_packed = reader.flag(reader.table(keys, "data.train"), "pack")
         reader.check_unknown()
         launched_run = (read_trainer if trainer == "HF" else read_trl)(arguments, source_file)
-        is_published = arguments["dtype"] == "auto" and launched_run.framework == WITHOUT_A_NAME
         return replace(
             reader.with_recorded_arguments(launched_run),
-            published_weights=is_published or launched_run.published_weights,
+            published_weights=keeps_published_weights(launched_run, arguments),
             longest_samples=launched_run.longest_samples and not is_packed,
         )
 
@@ -187,7 +185,7 @@ def _training_arguments(reader: LaunchReader, keys: Table) -> dict[str, Any]:
 
 def _adapter_arguments(reader: LaunchReader, keys: Table, adapters: Table) -> dict[str, Any]:
     """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
-    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft", "no key that is known")
+    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
         reader.unknown["peft.lora_exclude_modules"] = "adapters of all lora_target_modules are counted"
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
@@ -234,7 +232,7 @@ def _fsdp_arguments(reader: LaunchReader, keys: Table, arguments: Table) -> dict
 def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[str, Any]:
     """Returns the Trainer's argument of the table `deepspeed`, as its `to_deepspeed` makes it."""
     read = field_names("enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision")
-    unknown_keys(reader, deepspeed_table, read | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed", "no key that is known")
+    unknown_keys(reader, deepspeed_table, read | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
     if deepspeed_table.get("deepspeed_config_path") is not None:
         return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
     stage = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")

@@ -174,7 +174,7 @@ def _require_resolved(flag: Flag, value: Any) -> None:
 def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
     """Parses YAML with unresolved names. Raises `InputError`, which names a line that a command prints."""
     try:
-        return parse_yaml(_with_yaml_marks(yaml_text), file_name)
+        return parse_yaml(yaml_text.replace("\0", YAML_MARK), file_name)
     except InputError:
         printed_lines = (
             (line_number, line)
@@ -185,11 +185,6 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
         if not line_number:
             raise
         raise InputError(f"{file_name}: line {line_number}: {unresolved_reason(line)}") from None
-
-
-def _with_yaml_marks(yaml_text: str) -> str:
-    """Returns a text in which unresolved names have marks that YAML allows, instead of control characters."""
-    return yaml_text.replace("\0", YAML_MARK)
 
 
 YAML_MARK = "\ue000"
@@ -222,11 +217,10 @@ def words_of_tables(
             for inner_key, inner_item in config_value.items():
                 yield from (f"--{'.'.join((*key_path, str(inner_key)))}={_word_of_value(inner_item)}",)
             continue
-        flag_name = (
-            f"--{'.'.join(key_path)}"
-            if flag is None or find_flag(known_flags, f"--{'.'.join(key_path)}")
-            else f"--{key_path[-1]}"
-        )
+        if flag is None or find_flag(known_flags, f"--{'.'.join(key_path)}"):
+            flag_name = f"--{'.'.join(key_path)}"
+        else:
+            flag_name = f"--{key_path[-1]}"
         if isinstance(config_value, bool) and (flag is None or flag.flag.kind == "switch"):
             yield flag_name if config_value else f"--no-{flag_name[2:]}"
         elif isinstance(config_value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):

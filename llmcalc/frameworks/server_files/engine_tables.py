@@ -76,10 +76,8 @@ def _recipe_servers(recipe_table: Mapping[str, Any], model: Mapping[str, Any]) -
     variants_by_name = inner_table(recipe_table, "variants") or {"default": {}}
     for variant_name, variant_table in variants_by_name.items():
         if isinstance(variant_table, Mapping):
-            base_words, variant_words = (
-                _words_of_recipe(model.get("base_args")),
-                _words_of_recipe(variant_table.get("extra_args")),
-            )
+            base_words = _words_of_recipe(model.get("base_args"))
+            variant_words = _words_of_recipe(variant_table.get("extra_args"))
             command_words = [*base_words, *feature_words, *variant_words]
             yield Container(
                 f"variants.{variant_name}"[:80],
@@ -176,8 +174,6 @@ def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _texts_of_list(list_value: Any) -> list[str]:
-    return (
-        [str(list_item) for list_item in list_value if isinstance(list_item, str | int | float)]
-        if isinstance(list_value, list)
-        else []
-    )
+    if isinstance(list_value, list):
+        return [str(list_item) for list_item in list_value if isinstance(list_item, str | int | float)]
+    return []

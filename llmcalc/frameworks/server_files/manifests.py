@@ -172,11 +172,9 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
         return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, manifest_value.replace("$$", DOLLAR_MARK)))
     if isinstance(manifest_value, Mapping):
         return {key: _expand_variables(nested_value, expand_variables) for key, nested_value in manifest_value.items()}
-    return (
-        [_expand_variables(nested_value, expand_variables) for nested_value in manifest_value]
-        if isinstance(manifest_value, list)
-        else manifest_value
-    )
+    if isinstance(manifest_value, list):
+        return [_expand_variables(nested_value, expand_variables) for nested_value in manifest_value]
+    return manifest_value
 
 
 def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | None:
@@ -184,11 +182,9 @@ def _reserved_accelerators(reserved_devices: Any, name_in_errors: str) -> int | 
     for device in reserved_devices if isinstance(reserved_devices, list) else ():
         if isinstance(device, Mapping):
             device_ids = device.get("device_ids")
-            device_count = (
-                len(device_ids)
-                if isinstance(device_ids, list)
-                else accelerator_count(device.get("count"), f"{name_in_errors}: count")
-            )
+            if isinstance(device_ids, list):
+                return len(device_ids)
+            device_count = accelerator_count(device.get("count"), f"{name_in_errors}: count")
             if device_count is not None:
                 return device_count
     return None

@@ -303,10 +303,8 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
             if second_word:
                 is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
             else:
-                is_command, arguments_start = (
-                    program_name == first_word or command_word.endswith(f"/{first_word}"),
-                    i + 1,
-                )
+                is_command = program_name == first_word or command_word.endswith(f"/{first_word}")
+                arguments_start = i + 1
             if is_command:
                 return ServerStart(
                     _fork_of_program(

@@ -246,10 +246,8 @@ class _Evaluator:
 
     def _call_result(self, call_node: ast.Call, depth: int) -> Any:
         """Returns the result of a call to a supported function, such as `dict`."""
-        function_name, argument_values = (
-            dotted_name_of(call_node.func),
-            [self.evaluate(argument_node, depth + 1) for argument_node in call_node.args[:3]],
-        )
+        function_name = dotted_name_of(call_node.func)
+        argument_values = [self.evaluate(argument_node, depth + 1) for argument_node in call_node.args[:3]]
         if function_name == "dict":
             return {
                 keyword.arg: self.evaluate(keyword.value, depth + 1) for keyword in call_node.keywords if keyword.arg
@@ -281,11 +279,9 @@ class _Evaluator:
 
 def _word_of_value(evaluated_value: Any) -> str:
     """Returns a value as a command's word, with a mark if unknown before the file runs."""
-    return (
-        mark_unresolved(evaluated_value.text or "…")
-        if isinstance(evaluated_value, UnknownValue)
-        else str(evaluated_value)
-    )
+    if isinstance(evaluated_value, UnknownValue):
+        return mark_unresolved(evaluated_value.text or "…")
+    return str(evaluated_value)
 
 
 def _with_unresolved_marks(evaluated_value: Any) -> Any:

@@ -273,11 +273,9 @@ class SGLangServer(EngineServer):
             or (draft_algorithm, memory_fraction_rule) == ("ngram", "by_reserve")
         ):
             return 0
-        return (
-            6
-            if (draft_algorithm, memory_fraction_rule) == ("standalone", "by_reserve")
-            else self.rules.draft_reserve_gib
-        )
+        if (draft_algorithm, memory_fraction_rule) == ("standalone", "by_reserve"):
+            return 6
+        return self.rules.draft_reserve_gib
 
     @property
     def is_amd(self) -> bool:
@@ -296,11 +294,10 @@ class SGLangServer(EngineServer):
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
-        uses_aiter = (
-            chosen_backend == "aiter"
-            if chosen_backend
-            else heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
-        )
+        if chosen_backend:
+            uses_aiter = chosen_backend == "aiter"
+        else:
+            uses_aiter = heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
         return self.rules.aiter_share if uses_aiter else 1
 
     @property

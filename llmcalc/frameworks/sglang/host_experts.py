@@ -17,12 +17,10 @@ from ...ops import ExpertLinear
 from ...parallel.layout import ONE_DEVICE
 from ..engines.rank import EngineRank
 
-PATH, NUMBER, SHARE, THRESHOLD = (
-    "kt_weight_path",
-    "kt_num_gpu_experts",
-    "kt_gpu_experts_ratio",
-    "kt_gpu_prefill_token_threshold",
-)
+PATH = "kt_weight_path"
+NUMBER = "kt_num_gpu_experts"
+SHARE = "kt_gpu_experts_ratio"
+THRESHOLD = "kt_gpu_prefill_token_threshold"
 """The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
 
 

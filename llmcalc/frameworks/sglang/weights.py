@@ -24,11 +24,10 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
         return 0
     included_parts = included_part_names(rank.with_mtp, with_towers=False)
     expert_elements = sum(
-        int(weight_tensor.size) * int(node_position.times)
-        for node_position in rank.model.tree().walk()
-        if isinstance(node_position.node.op, ExpertLinear)
-        and (not node_position.optional or node_position.optional in included_parts)
-        for weight_tensor in node_position.node.op.tensors()
+        int(tensor.size) * int(position.times)
+        for position in rank.model.tree().walk()
+        if isinstance(position.node.op, ExpertLinear) and (not position.optional or position.optional in included_parts)
+        for tensor in position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 

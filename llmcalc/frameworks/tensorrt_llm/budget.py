@@ -142,11 +142,9 @@ class TensorRTLLMServer(EngineServer):
 
     def stored_weights_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the weights, with a draft's, RoPE tables and copies of MLA's up-projections."""
-        draft_bytes = (
-            0
-            if self.draft is None
-            else self.draft.weight_bytes + self.draft.rope_table_elements(is_scaled=False) * ROPE_BYTES
-        )
+        draft_bytes = 0
+        if self.draft is not None:
+            draft_bytes = self.draft.weight_bytes + self.draft.rope_table_elements(is_scaled=False) * ROPE_BYTES
         return (
             rank.weight_bytes
             + draft_bytes

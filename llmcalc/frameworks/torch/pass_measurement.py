@@ -78,9 +78,7 @@ class StageRun:
         set_up_bytes = self.meter.now
         self._run_micro_batch()
         gradients = [
-            (weight_path, weight.grad, weight)
-            for weight_path, weight in self.chunk.lowering.parameters
-            if weight.grad is not None
+            (path, weight.grad, weight) for path, weight in self.chunk.lowering.parameters if weight.grad is not None
         ]
         gradient_bytes = sum(gradient.bytes for _, gradient, _ in gradients)
         whole_gradients = [

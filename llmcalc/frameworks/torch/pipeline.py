@@ -102,11 +102,9 @@ class ModelChunk(TrainingRun):
         if self.stage.has_embedding and self.stage.has_head:
             return MicroBatchInFlight(stage_input, self._run_forward(stage_input, self.forward))
         output_tensor = self.run_layers()
-        return (
-            MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
-            if self.stage.has_head
-            else MicroBatchInFlight(stage_input, output_tensor)
-        )
+        if self.stage.has_head:
+            return MicroBatchInFlight(stage_input, self.compute_loss(output_tensor), output_tensor)
+        return MicroBatchInFlight(stage_input, output_tensor)
 
     def backward_micro_batch(self, pass_in_flight: MicroBatchInFlight) -> None:
         """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
@@ -279,9 +277,7 @@ class RankRun:
     def _make_buckets(self) -> None:
         """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
         element_bytes = DTYPES[self.training.dtype].bytes
-        ordered_weights = (
-            weight for model_chunk in reversed(self.chunks) for weight in reversed(model_chunk.parameters)
-        )
+        ordered_weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [
             Storage(self.meter, bucket_bytes)
             for bucket_bytes in bucket_sizes(weight.count * element_bytes for weight in ordered_weights)

@@ -262,10 +262,7 @@ def _record_steps(
         rank_run.update()
         rank_run.zero_grad()
     try:
-        if any(
-            pass_traces.setdefault(pass_case, pass_trace) != pass_trace
-            for pass_case, pass_trace in pass_recorder.traces().items()
-        ):
+        if any(pass_traces.setdefault(case, trace) != trace for case, trace in pass_recorder.traces().items()):
             return None
     except NotRepeatingError:
         return None

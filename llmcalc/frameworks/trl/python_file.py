@@ -32,8 +32,7 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.trainer import read_trainer
-from ..registry import WITHOUT_A_NAME
+from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
@@ -147,11 +146,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 f"the file trains with {', '.join(config_classes)}; the run of {config_class} is counted"
             )
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
-        base_config = (
-            {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
-            if trl_config and config_class != trl_config
-            else CONFIGS[config_class]
-        )
+        base_config = CONFIGS[config_class]
+        if trl_config and config_class != trl_config:
+            base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
@@ -168,9 +165,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             for argument_name, value in config.items()
             if has_unknown(value)
         }
-        config = {
-            argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
-        }
+        config = {name: value for name, value in config.items() if name not in unknown_arguments}
         reader.unknown |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.where)
             for argument_name, argument in unknown_arguments.items()
@@ -188,14 +183,13 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
     launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
-    is_published = config.get("dtype") == AUTO and launch.framework == WITHOUT_A_NAME
     if config_class == ARGUMENTS_CLASS:
         launch = embedding_run(launch, [(call.name, call.arguments) for call in named_calls])
     return replace(
         launch,
         unknown={**reader.unknown, **launch.unknown},
         notes=(*launch.notes, *notes),
-        published_weights=is_published or launch.published_weights,
+        published_weights=keeps_published_weights(launch, config),
     )
 
 

@@ -55,8 +55,8 @@ def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:
             "no key",
         )
         training_table, lora_table = reader.table(config, "training"), reader.table(config, "lora")
-        unknown_keys(reader, training_table, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
-        unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
+        unknown_keys(reader, training_table, TRAINING_READ | TRAINING_IGNORED, "training")
+        unknown_keys(reader, lora_table, LORA_READ | LORA_IGNORED, "lora")
         run_settings: dict[str, Any] = {
             "phase": "training",
             "batch": reader.integer(training_table, "batch_size", 2),

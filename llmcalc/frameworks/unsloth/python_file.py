@@ -150,11 +150,7 @@ def _run_of_calls(
     adapter_arguments: None without adapters. is_standby: whether vLLM frees its cache while the model is trained.
     """
     max_length = next(
-        (
-            config[argument_name]
-            for argument_name in ("max_length", "max_seq_length")
-            if config.get(argument_name) is not None
-        ),
+        (config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None),
         None,
     )
     run_settings: dict[str, Any] = {

@@ -318,8 +318,8 @@ def _megatron_run(reader: LaunchReader, config: Table, world_size: int) -> Launc
                 f"{section_name}.{argument_name}: counted as on the device, where it is during the update"
             )
 
-    def section_size(size_name: str, default_size: int = 1) -> int:
-        return reader.integer(config, f"{section_name}.{size_name}", default_size)
+    def section_size(size_name: str) -> int:
+        return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))

@@ -416,11 +416,9 @@ def memory(server: VLLMServer) -> EngineMemory:
 def _startup_error(server: VLLMServer, stage_memory: StageMemory, concurrency: float) -> str:
     """Returns the error message with which vLLM fails to start; empty if vLLM starts."""
     message_texts, version_rules, max_model_len = server.engine_record.messages, server.rules, server.longest_request
-    budget_bytes, batch_tokens, block_tokens = (
-        stage_memory.terms[0].bytes,
-        server.max_num_batched_tokens,
-        stage_memory.pool.block_size,
-    )
+    budget_bytes = stage_memory.terms[0].bytes
+    batch_tokens = server.max_num_batched_tokens
+    block_tokens = stage_memory.pool.block_size
     if server.state_rules.needs_batch_of_a_block and stage_memory.pool.aligns_states and block_tokens > batch_tokens:
         message_start = message_texts["aligned_block"]
         return f"{message_start} (--max-num-batched-tokens {batch_tokens}); expected at least {block_tokens}"

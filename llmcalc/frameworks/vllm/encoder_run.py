@@ -142,9 +142,7 @@ def tokens_of_whole_images(spec: ModelSpec) -> int:
     token_budgets = [getattr(tower, "image", None) for tower in spec.towers.values()]
     if any(stack.per_layer_embedding is not None for _, stack in spec.stacks()):
         return 0
-    return max(
-        (token_budget.max_tokens for token_budget in token_budgets if isinstance(token_budget, TokenBudget)), default=0
-    )
+    return max((budget.max_tokens for budget in token_budgets if isinstance(budget, TokenBudget)), default=0)
 
 
 def encoder_run(

@@ -66,10 +66,7 @@ class BlockPool:
     @property
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
-        return any(
-            layer_group.state_blocks is not None and layer_group.state_blocks.mode == "align"
-            for layer_group in self.groups
-        )
+        return any(group.state_blocks is not None and group.state_blocks.mode == "align" for group in self.groups)
 
     def blocks(self, available_bytes: int) -> int:
         """Returns the number of blocks that fit into `available_bytes` bytes."""

@@ -114,10 +114,8 @@ class ProfileRun(NamedTuple):
 
     def origin(self, rank: EngineRank, version_rules: VLLMRules) -> str:
         """Returns a short description of the tensors at the peak."""
-        layer_bytes, bytes_after_layers = (
-            self.layer_bytes(rank, version_rules),
-            self.bytes_after_layers(rank, version_rules),
-        )
+        layer_bytes = self.layer_bytes(rank, version_rules)
+        bytes_after_layers = self.bytes_after_layers(rank, version_rules)
         if self.peak_bytes(rank, version_rules) == self.compilation_bytes:
             return "compiling, with a second embedding table"
         if (

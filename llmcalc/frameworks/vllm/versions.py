@@ -131,10 +131,8 @@ class PaddedExperts(VersionRange):
 
     def expert_bytes(self, unpadded_hidden_size: int, unpadded_intermediate_size: int) -> int:
         """Returns the bytes of one padded expert: the projections' matrices, scales per 32 elements, and biases."""
-        hidden_size, intermediate_size = (
-            _round_up(unpadded_hidden_size, self.hidden),
-            _round_up(unpadded_intermediate_size, self.intermediate),
-        )
+        hidden_size = _round_up(unpadded_hidden_size, self.hidden)
+        intermediate_size = _round_up(unpadded_intermediate_size, self.intermediate)
         row_multiple, bias_element_bytes = (256, 4) if self.swizzle else (1, 2)
 
         def matrix_bytes(n_in: int, n_out: int) -> int:

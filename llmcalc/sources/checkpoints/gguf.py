@@ -81,10 +81,8 @@ def read_gguf(path: Path) -> Checkpoint:
         version = bounded_reader.read_number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors, metadata_count = (
-            bounded_reader.read_number("Q", "tensor_count"),
-            bounded_reader.read_number("Q", "metadata_kv_count"),
-        )
+        tensors = bounded_reader.read_number("Q", "tensor_count")
+        metadata_count = bounded_reader.read_number("Q", "metadata_kv_count")
         if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
                 f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
@@ -159,10 +157,8 @@ def _read_value(
         return _read_text(bounded_reader, metadata_key)
     if value_type != ARRAY or depth > 4:
         raise bounded_reader.error(metadata_key, f"metadata type {value_type} is not known")
-    element_type, element_count = (
-        bounded_reader.read_number("I", metadata_key),
-        bounded_reader.read_number("Q", metadata_key),
-    )
+    element_type = bounded_reader.read_number("I", metadata_key)
+    element_count = bounded_reader.read_number("Q", metadata_key)
     if element_type in SCALARS:
         if element_count <= LONGEST_KEPT:
             return [bounded_reader.read_number(SCALARS[element_type], metadata_key) for _ in range(element_count)]

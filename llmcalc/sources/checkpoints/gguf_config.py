@@ -69,11 +69,8 @@ def _read_metadata(checkpoint: Checkpoint, architecture: str, fields_by_key: dic
     return config_fields
 
 
-def _expert_fields(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
-    def expert_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-        return _read_metadata(checkpoint, architecture, {"expert_count": field})
-
-    return expert_fields
+def _expert_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    return _read_metadata(checkpoint, architecture, {"expert_count": "num_experts"})
 
 
 def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
@@ -123,10 +120,8 @@ def _latent_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
             "attention.value_length": "value",
         },
     )
-    key_length, value_length = (
-        head_fields.get("key_mla", head_fields.get("key", 0)),
-        head_fields.get("value_mla", head_fields.get("value", 0)),
-    )
+    key_length = head_fields.get("key_mla", head_fields.get("key", 0))
+    value_length = head_fields.get("value_mla", head_fields.get("value", 0))
     has_score_correction, group_count = _has_tensor(checkpoint, "exp_probs_b.bias"), config_fields.get("n_group", 1)
     return {
         **config_fields,
@@ -154,7 +149,7 @@ ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _C
     "qwen2": ("qwen2", "Qwen2ForCausalLM", _no_extra_fields),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
     "qwen3": ("qwen3", "Qwen3ForCausalLM", _no_extra_fields),
-    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields("num_experts")),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _expert_fields),
     "gemma": ("gemma", "GemmaForCausalLM", _no_extra_fields),
     "gemma2": ("gemma2", "Gemma2ForCausalLM", _no_extra_fields),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3_fields),

@@ -103,11 +103,9 @@ def parse_header(header_text: bytes, error_location: str, data_bytes: int | None
                 f"{error_location}: the header is not valid JSON, or not a table of tensors (byte {position:,}); not a "
                 "safetensors checkpoint"
             )
-        tensor_name, position, closing_character = (
-            _tensor_name(entry_match[1], error_location),
-            entry_match.end(),
-            entry_match[3],
-        )
+        tensor_name = _tensor_name(entry_match[1], error_location)
+        position = entry_match.end()
+        closing_character = entry_match[3]
         if tensor_name in tensor_names:
             raise InputError(
                 f"{error_location}: two tensors are called {tensor_name[:80]}; not a safetensors checkpoint"
@@ -180,10 +178,7 @@ def _parse_tensor(
     except (KeyError, TypeError, ValueError, RecursionError):
         raise _invalid_entry_error(tensor_name, error_location) from None
     if (
-        any(
-            type(axis_length) is not int or not 0 <= axis_length <= 2**48
-            for axis_length in (*shape, data_start, data_end)
-        )
+        any(type(length) is not int or not 0 <= length <= 2**48 for length in (*shape, data_start, data_end))
         or len(shape) > 16
     ):
         raise InputError(f"{error_location}: {tensor_name[:80]}: a shape or offset is not a valid size")

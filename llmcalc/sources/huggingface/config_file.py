@@ -173,12 +173,7 @@ def describe_data(
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
     state_dtype = next(
-        (
-            config_table[dtype_field]
-            for config_table in config_tables
-            for dtype_field in STATE_DTYPES
-            if dtype_field in config_table
-        ),
+        (table[dtype_field] for table in config_tables for dtype_field in STATE_DTYPES if dtype_field in table),
         None,
     )
     if isinstance(state_dtype, str) and state_dtype != "auto":

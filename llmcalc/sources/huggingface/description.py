@@ -176,10 +176,8 @@ def _remark_on_other_class(model_type: str, config_data: Mapping[str, Any], has_
     elif class_start != class_name.lower() and not (
         class_start.startswith(type_letters) or type_letters.startswith(class_start)
     ):
-        counted_text, uncounted_text = (
-            f"the layers of {model_type} are counted",
-            "no other weights that its code may have",
-        )
+        counted_text = f"the layers of {model_type} are counted"
+        uncounted_text = "no other weights that its code may have"
     else:
         return []
     return [f"architectures: {class_name} is no known class of '{model_type}'; {counted_text}, and {uncounted_text}"]
@@ -199,11 +197,9 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     noted_fields = {note.partition(":")[0] for note in notes}
     unknown_names = {field.path.rpartition(".")[2] for field in config.unknown}
     return [
-        f"{field_name}: the multi-token-prediction modules are not counted"
-        for field_name in PREDICTION_FIELDS
-        if field_name not in noted_fields | unknown_names
-        and is_json_integer(config.data.get(field_name))
-        and config.data[field_name] > 0
+        f"{name}: the multi-token-prediction modules are not counted"
+        for name in PREDICTION_FIELDS
+        if name not in noted_fields | unknown_names and is_json_integer(config.data.get(name)) and config.data[name] > 0
     ]
 
 
@@ -312,9 +308,7 @@ def _encoders_of_another_class(model_type: str, root_config: Mapping[str, Any]) 
     encoder_remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
     encoder_sections = (section_name for section_name in SECTIONS if isinstance(root_config.get(section_name), dict))
     return [
-        f"{section_name}: {encoder_remark}"
-        for section_name in encoder_sections
-        if section_name not in family_of(model_type).uncounted_fields
+        f"{name}: {encoder_remark}" for name in encoder_sections if name not in family_of(model_type).uncounted_fields
     ]
 
 
@@ -407,9 +401,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
     uncounted_towers = {
-        ignored_field: tower_notes
-        for family_record in family_records
-        for ignored_field, tower_notes in family_record.uncounted_fields.items()
+        field: tower_notes for record in family_records for field, tower_notes in record.uncounted_fields.items()
     }
     encoder_tables = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (

@@ -49,9 +49,7 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    dropout_places = {
-        dropout_place: _read_probability(config, field) for dropout_place, field in family.dropout_fields.items()
-    }
+    dropout_places = {place: _read_probability(config, field) for place, field in family.dropout_fields.items()}
     return {"dropout": dropout_places} if any(dropout_places.values()) or set(dropout_places) != {"attention"} else {}
 
 

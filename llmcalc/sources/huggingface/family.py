@@ -39,10 +39,15 @@ def _module_tables() -> dict[str, dict[str, str]]:
 
 
 def module_names(table_name: str) -> Modules:
-    """Returns a family's module names from `module_names.json`. The entry `**` names a table to extend."""
+    """Returns the table of this name in `module_names.json`. The entry `**` names a table to extend."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}
+
+
+def default_module_names(model_type: str) -> Modules:
+    """Returns the module names in the table of a model type; empty if it has no table."""
+    return module_names(model_type) if model_type in _module_tables() else {}
 
 
 def field_names(field_list: str) -> frozenset[str]:
@@ -180,7 +185,8 @@ class Family:
     write_tower_sections: vision and audio encoders, by their names in the wrapper's class, → the config sections that
         describe them and other fields of the wrapper.
 
-    modules: nodes of the tree whose modules have unusual names in its classes.
+    modules: nodes of the tree whose modules have unusual names in its classes; by default those of the table of its
+        model type in `module_names.json`, if there is one.
     earlier_names: components of its classes' names → the names in checkpoints that other versions or libraries wrote,
         applied in their order (`self_attn.q_a_proj` → `self_attn.wq_a`, then `self_attn` → `attn`); `*` is an index in
         both.

@@ -80,9 +80,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
-    origin_fields = {
-        field for tracked_number in _tracked_numbers(model_fields, named_fields) for field in tracked_number.fields
-    }
+    origin_fields = {field for number in _tracked_numbers(model_fields, named_fields) for field in number.fields}
     config_paths = [
         path
         for path in _field_paths(text_config)
@@ -94,9 +92,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
 def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
     if isinstance(field_value, dict):
-        return {
-            field: _tracked_value(nested_element, f"{path}.{field}") for field, nested_element in field_value.items()
-        }
+        return {field: _tracked_value(element, f"{path}.{field}") for field, element in field_value.items()}
     if isinstance(field_value, list):
         return [_tracked_value(list_element, path) for list_element in field_value]
     return _with_origin_fields(field_value, frozenset({path}))

@@ -418,10 +418,8 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
         raise InputError(
             f"ssm_cfg: {shown(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
-    vocab_multiple, vocab = (
-        _positive_size(model_args, "pad_vocab_size_multiple", 8),
-        _positive_size(model_args, "vocab_size"),
-    )
+    vocab_multiple = _positive_size(model_args, "pad_vocab_size_multiple", 8)
+    vocab = _positive_size(model_args, "vocab_size")
     expansion_factor = _positive_size(ssm_config, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",

@@ -66,11 +66,7 @@ def attention(config: Config, **other_fields: Any) -> Table:
     }
     if kv_heads is not None and kv_heads != heads:
         attention_fields["num_key_value_heads"] = kv_heads
-    return {
-        field: field_value
-        for field, field_value in {**attention_fields, **other_fields}.items()
-        if field_value is not None
-    }
+    return {field: value for field, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def rope(
@@ -215,9 +211,7 @@ def _without_single_variant(layers: Table) -> Table:
     if len(used_kinds) != 1 or used_kinds != set(layers.get("variants", ())):
         return layers
     other_fields = {
-        field: field_value
-        for field, field_value in layers.items()
-        if field not in ("variants", "first_layers", "pattern")
+        field: value for field, value in layers.items() if field not in ("variants", "first_layers", "pattern")
     }
     return {**other_fields, "block": table_with_changes(layers["block"], layers["variants"][used_kinds.pop()])}
 
@@ -268,12 +262,10 @@ def pooler(is_present: bool, scores: int | None = None) -> Table:
     return {"pooler": {"dense": True, **({} if scores is None else {"num_labels": scores})}} if is_present else {}
 
 
-OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForMultipleChoice",
-    "ForNextSentencePrediction",
-)
+OF_TOKENS = "ForTokenClassification"
+OF_ANSWERS = "ForQuestionAnswering"
+OF_CHOICES = "ForMultipleChoice"
+OF_PAIRS = "ForNextSentencePrediction"
 """Class-name suffixes of classifiers other than the sequence classifier."""
 
 OF_SIMPLE_ANSWERS = OF_ANSWERS + "Simple"
@@ -482,21 +474,18 @@ def listed_kinds(config: Config, field: str, name_of_type: dict[str, str], defau
         **{earlier_type: name_of_type.get(kind_name, "") for earlier_type, kind_name in EARLIER_LAYER_TYPES.items()},
         **name_of_type,
     }
-    layer_kinds, depth = (
-        [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)],
-        len(default_layer_kinds),
-    )
+    layer_kinds = [kind_of_name.get(kind_name, "") for kind_name in config.texts(field)]
+    depth = len(default_layer_kinds)
     predicting_layers = config.data.get("num_nextn_predict_layers")
     accepted_lengths = {depth}
     if field == "layer_types" and is_json_integer(predicting_layers):
         accepted_lengths.add(depth + predicting_layers)
     if "" in layer_kinds or len(layer_kinds) not in accepted_lengths:
         unknown_name = next((kind_name for kind_name in config.texts(field) if not kind_of_name.get(kind_name)), None)
-        hint_text = (
-            length_hint(layer_kinds, default_layer_kinds)
-            if unknown_name is None
-            else f" (it has {shown(unknown_name)})"
-        )
+        if unknown_name is None:
+            hint_text = length_hint(layer_kinds, default_layer_kinds)
+        else:
+            hint_text = f" (it has {shown(unknown_name)})"
         depth_field = config.aliases.get("num_hidden_layers", "num_hidden_layers")
         if unknown_name is None and config.data.get(depth_field) == depth:
             hint_text = f"{hint_text[:-1]}, and {depth_field} is {depth})"
@@ -578,11 +567,9 @@ DENSE_OR_MOE = {"dense": "dense", "sparse": "moe"}
 def dense_or_moe_kinds(config: Config, depth: int, first_dense: int) -> list[str]:
     """Returns `dense` for the first layers, then `moe`, or the kinds in `mlp_layer_types`."""
     default_layer_kinds = ["dense" if layer < first_dense else "moe" for layer in range(depth)]
-    return (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
-        if config.has("mlp_layer_types")
-        else default_layer_kinds
-    )
+    if config.has("mlp_layer_types"):
+        return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
+    return default_layer_kinds
 
 
 def prediction(config: Config, norm: Table | None = None) -> Table:
@@ -634,8 +621,7 @@ def stack_of_combined_kinds(*kind_axes: tuple[list[str], Table]) -> Table:
     if not varying_axes:
         return {}
     layer_kinds = [
-        "-".join(combined_kinds)
-        for combined_kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
+        "-".join(kinds) for kinds in zip(*(axis_layer_kinds for axis_layer_kinds, _ in varying_axes), strict=True)
     ]
     layer_variants: Table = {}
     for layer, layer_kind in enumerate(layer_kinds):
@@ -662,14 +648,11 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
     """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [
-            with_router_fields(nested_element, router_fields, is_linear_only) for nested_element in description_table
-        ]
+        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {
-        field_name: with_router_fields(field_value, router_fields, is_linear_only)
-        for field_name, field_value in description_table.items()
+        name: with_router_fields(value, router_fields, is_linear_only) for name, value in description_table.items()
     }
     router = filled_table.get("router", {})
     is_mixture = "num_experts" in filled_table and "expert" in filled_table
@@ -688,10 +671,8 @@ def stack_of_kinds(layer_configs: dict[str, Table], layer_kinds: list[str]) -> T
     for block in used_kinds.values():
         if all(table_with_changes(block, layer) == layer for layer in used_kinds.values()):
             changes_by_kind = {
-                layer_kind: {
-                    field: field_value for field, field_value in layer.items() if block.get(field) != field_value
-                }
-                for layer_kind, layer in used_kinds.items()
+                kind: {field: field_value for field, field_value in layer.items() if block.get(field) != field_value}
+                for kind, layer in used_kinds.items()
             }
             return {"block": block, "variants": changes_by_kind, **layer_pattern(layer_kinds)}
     raise AssertionError(f"none of the layers {', '.join(used_kinds)} has only what the others have")

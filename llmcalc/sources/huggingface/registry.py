@@ -14,7 +14,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, suggest
 from .class_defaults import class_defaults, class_fields
 from .config import Config
-from .family import Family
+from .family import Family, default_module_names
 from .head_kinds import architecture_of
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -186,18 +186,17 @@ def family_files() -> list[str]:
 def families_of_file(family_file: str) -> Mapping[str, Family]:
     """Returns the `Family` of each model type that a file in `families` reads."""
     families_by_type: Mapping[str, Family] = import_module(f".families.{family_file}", __package__).FAMILIES
-    return {
-        model_type: _with_class_fields(family, family.class_model_type or model_type)
-        for model_type, family in families_by_type.items()
-    }
+    return {model_type: _with_defaults(family, model_type) for model_type, family in families_by_type.items()}
 
 
-def _with_class_fields(family: Family, model_type: str) -> Family:
-    """Returns a `Family` completed with the defaults and fields of a model type's configuration class."""
+def _with_defaults(family: Family, model_type: str) -> Family:
+    """Returns a `Family` completed with its configuration class's defaults and fields, and its table of modules."""
+    class_type = family.class_model_type or model_type
     return replace(
         family,
-        defaults={**class_defaults(model_type), **family.defaults},
-        ignored_fields=family.ignored_fields | class_fields(model_type),
+        defaults={**class_defaults(class_type), **family.defaults},
+        ignored_fields=family.ignored_fields | class_fields(class_type),
+        modules=family.modules or default_module_names(model_type),
     )
 
 
@@ -241,11 +240,9 @@ def is_measurable(config: Mapping[str, Any]) -> bool:
 
     It is the class in `architectures`, else a language model of the model type.
     """
-    stated_model_type, class_name, unsupported_classes = (
-        usual_name(config["model_type"]),
-        architecture_of(config),
-        other_classes(),
-    )
+    stated_model_type = usual_name(config["model_type"])
+    class_name = architecture_of(config)
+    unsupported_classes = other_classes()
     class_names = library_class_names().get(stated_model_type) or unsupported_classes["classes"].get(
         stated_model_type, []
     )

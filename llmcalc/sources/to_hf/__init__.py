@@ -174,11 +174,10 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
     if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
     router_groups = config_values.moe.router.expert_groups
-    method_field = (
-        {"topk_method": "group_limited_greedy"}
-        if router_groups.n_group > 1 and "topk_method" in family.defaults
-        else {}
-    )
+    if router_groups.n_group > 1 and "topk_method" in family.defaults:
+        method_field = {"topk_method": "group_limited_greedy"}
+    else:
+        method_field = {}
     return router_groups._asdict() | method_field
 
 
@@ -194,9 +193,7 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     """Returns the dropout probabilities that differ from the class's defaults; nothing for a spec without dropout."""
     if spec.dropout is None:
         return {}
-    dropout_fields = {
-        field: getattr(spec.dropout, dropout_place) or 0.0 for dropout_place, field in family.dropout_fields.items()
-    }
+    dropout_fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout_fields.items()}
     return {
         field: probability
         for field, probability in dropout_fields.items()

@@ -60,11 +60,9 @@ def _language_model_class_names(known_classes: list[str], spec: ModelSpec) -> st
     if spec.kind == "encoder-decoder":
         return CONDITIONAL
     if spec.kind == "encoder" and _classes_ending_with(known_classes, "ForMaskedLM"):
-        return (
-            "ForPreTraining"
-            if _classes_ending_with(known_classes, "ForPreTraining") and spec.pooler is not None
-            else "ForMaskedLM"
-        )
+        if _classes_ending_with(known_classes, "ForPreTraining") and spec.pooler is not None:
+            return "ForPreTraining"
+        return "ForMaskedLM"
     if spec.kind == "encoder" and _classes_ending_with(known_classes, CONDITIONAL):
         return ()
     return (

@@ -133,8 +133,7 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
     }
     first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_index[kind_name] if kind_name in stack.shared_layers else layer
-        for layer, kind_name in enumerate(layer_kinds)
+        first_index[name] if name in stack.shared_layers else layer for layer, name in enumerate(layer_kinds)
     ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 

@@ -30,22 +30,15 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _kv_heads(config_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = (
-        config_values.find_part(Attention)
-        if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers)
-        else None
-    )
-    kv_heads = (
-        config_values.first_value("num_key_value_heads")
-        if mixer is None and not _latent_width(config_values)
-        else getattr(mixer, "num_key_value_heads", None)
-    )
+    mixer = None
+    if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers):
+        mixer = config_values.find_part(Attention)
+    if mixer is None and not any(getattr(mixer, "type", "") == "mla" for mixer in config_values.mixers):
+        kv_heads = config_values.first_value("num_key_value_heads")
+    else:
+        kv_heads = getattr(mixer, "num_key_value_heads", None)
     heads: int = kv_heads or config_values.first_value("num_attention_heads")
     return heads
-
-
-def _latent_width(config_values: ConfigValues) -> bool:
-    return any(getattr(mixer, "type", "") == "mla" for mixer in config_values.mixers)
 
 
 def _attention_bias(config_values: ConfigValues) -> bool:
@@ -104,10 +97,6 @@ def _is_bidirectional(config_values: ConfigValues) -> bool:
     return True
 
 
-def _prediction_modules(config_values: ConfigValues) -> int:
-    return require_present(config_values.spec.mtp).num_nextn_predict_layers
-
-
 def _relative_bias(config_values: ConfigValues) -> RelativeBias:
     """Returns the first stack's relative bias, or that of its first attention layer."""
     bias: RelativeBias = config_values.first_stack.relative_bias or config_values.part_of_type("relative_bias")
@@ -125,7 +114,7 @@ FIELDS: dict[str, Callable[[ConfigValues], Any]] = {
     "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
     "num_labels": _label_count,
     "use_bidirectional_attention": _is_bidirectional,
-    "num_nextn_predict_layers": _prediction_modules,
+    "num_nextn_predict_layers": lambda config_values: require_present(config_values.spec.mtp).num_nextn_predict_layers,
     # norms and activations
     "rms_norm_eps": lambda s: s.layers[0].norm.eps,
     "hidden_act": _activation_name,

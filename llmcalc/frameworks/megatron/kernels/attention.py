@@ -137,11 +137,10 @@ class AttentionKernels(LinearKernels):
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.ins[:3])
         heads = operation.outs[0].axes[0].size
-        kv_heads = (
-            operation.ins[1].unrepeated.axes[0].size
-            if operation.ins[1].unrepeated is not None
-            else operation.ins[1].axes[0].size
-        )
+        if operation.ins[1].unrepeated is not None:
+            kv_heads = operation.ins[1].unrepeated.axes[0].size
+        else:
+            kv_heads = operation.ins[1].axes[0].size
         is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
         output_width = operation.outs[0].width
@@ -264,18 +263,14 @@ class AttentionKernels(LinearKernels):
         if kv_heads != heads:  # keys and values repeated for each query head
             repeated_shape = (key_rows, q.shape[1])
             q = self.contiguous(q)
-            k, v = (
-                self.copy_reordered("repeat", k, repeated_shape),
-                self.copy_reordered("repeat", v, (key_rows, width)),
-            )
+            k = self.copy_reordered("repeat", k, repeated_shape)
+            v = self.copy_reordered("repeat", v, (key_rows, width))
         self.persistent.use_torch_workspace("forward")
         scores_shape = (batch * heads * (row_count // batch), key_rows // batch)
         uses_transformer_engine = kernel_choices.transformer_engine
-        attention_mask = (
-            autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
-            if is_masked and uses_transformer_engine
-            else None
-        )
+        attention_mask = None
+        if is_masked and uses_transformer_engine:
+            attention_mask = autograd_graph.new_tensor((row_count, key_rows // batch), BOOL)
         if uses_transformer_engine:
             added_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:

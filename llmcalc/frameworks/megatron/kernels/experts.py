@@ -46,11 +46,9 @@ class ExpertKernels(HeadKernels):
         """Runs the router, the gate of shared experts, or another unsharded linear layer."""
         if operation.about.get("kind") == "shared_expert":
             return self.shared_expert_gate(operation, x)
-        return (
-            self.router_linear(operation, x)
-            if operation.about.get("kind") == "router"
-            else super().undivided_linear(operation, x)
-        )
+        if operation.about.get("kind") == "router":
+            return self.router_linear(operation, x)
+        return super().undivided_linear(operation, x)
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
@@ -106,11 +104,9 @@ class ExpertKernels(HeadKernels):
 
     def do_route(self, operation: Step) -> None:
         """Runs topk_routing_with_score_function: probabilities and a routing mask per token and expert."""
-        logits, k, autograd_graph = (
-            self.tensor_read_by(operation, operation.ins[0]),
-            operation.options["top_k"],
-            self.graph,
-        )
+        logits = self.tensor_read_by(operation, operation.ins[0])
+        k = operation.options["top_k"]
+        autograd_graph = self.graph
         row_count, expert_count = logits.shape
         dtype = logits.dtype
         expert_indices = autograd_graph.new_tensor((row_count, k), INT64)
@@ -203,11 +199,9 @@ class ExpertKernels(HeadKernels):
     def _all_gather_tokens(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAllGatherTokenDispatcher: gathers all ranks' tokens and selects those of local experts."""
         kernel_choices, autograd_graph, (row_count, row_width) = self.rank_choices, self.graph, x.shape
-        group_size, probs, routing_mask = (
-            kernel_choices.ep * kernel_choices.etp,
-            local_tensors["probs"],
-            local_tensors["routing_map"],
-        )
+        group_size = kernel_choices.ep * kernel_choices.etp
+        probs = local_tensors["probs"]
+        routing_mask = local_tensors["routing_map"]
         all_rows, local_experts, dtype = row_count * group_size, self.local_experts, local_tensors["probs"].dtype
         expert_row_count = self.received_rows(row_count)
         if group_size > 1:
@@ -334,10 +328,8 @@ class ExpertKernels(HeadKernels):
             autograd_graph.new_tensor((tokens * ranks, local_experts), BOOL),
             autograd_graph.new_tensor((tokens * ranks, local_experts), INT32),
         ]
-        expert_rows, row_probs = (
-            autograd_graph.new_tensor((row_count, row_width), x.dtype),
-            autograd_graph.new_tensor((row_count, 1), FLOAT32),
-        )
+        expert_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
+        row_probs = autograd_graph.new_tensor((row_count, 1), FLOAT32)
         x_shape = x.shape
 
         def backward(saved_tensors: SavedTensors, gradients: list[Gradient], needs_input_grad: Needs) -> Gradients:
@@ -568,10 +560,8 @@ class ExpertKernels(HeadKernels):
     def weighted_glu(self, x: Tensor, probs: Tensor, output_width: Number) -> Tensor:
         """Computes act(gate) · up · probability in one kernel, or act(x) · probability without a gate."""
         autograd_graph, shape = self.graph, x.shape
-        product, probs_format = (
-            autograd_graph.new_tensor((shape[0], output_width), x.dtype),
-            (probs.shape, probs.dtype),
-        )
+        product = autograd_graph.new_tensor((shape[0], output_width), x.dtype)
+        probs_format = (probs.shape, probs.dtype)
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             return [autograd_graph.new_tensor(shape, output_gradient.dtype), autograd_graph.new_tensor(*probs_format)]

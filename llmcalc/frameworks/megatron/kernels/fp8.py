@@ -180,10 +180,8 @@ class Fp8Kernels(DeltaKernels):
             return super().transformer_engine_column_linear(x, weight, bias, norm, deferred_norm)
         if self.saves_16_bit_input and deferred_norm is None:
             return self.column_linear_saving_16_bits(x, weight, bias)
-        is_sharded, gathers_rowwise_only = (
-            self.rank_choices.sequence_parallel,
-            self.gathers_rowwise_only and self.rank_choices.sequence_parallel,
-        )
+        is_sharded = self.rank_choices.sequence_parallel
+        gathers_rowwise_only = self.gathers_rowwise_only and self.rank_choices.sequence_parallel
         local_rows, n_in = x.shape
         n_rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         norm_statistics: list[Tensor] = []
@@ -284,11 +282,10 @@ class Fp8Kernels(DeltaKernels):
             self.persistent.use_engine_workspace()
             input_gradient = self.new_tensor(row_count, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
-            transposed_copy = (
-                [self.new_tensor(n_in, row_count, UINT8)]
-                if gathers_rowwise_only and self.rank_choices.saves_transposed
-                else []
-            )
+            if gathers_rowwise_only and self.rank_choices.saves_transposed:
+                transposed_copy = [self.new_tensor(n_in, row_count, UINT8)]
+            else:
+                transposed_copy = []
             weight_gradient = self.weight_gradient(weight)
             requantized_input.clear()
             gathered_input.clear()

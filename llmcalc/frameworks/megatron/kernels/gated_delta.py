@@ -105,17 +105,13 @@ class DeltaKernels(MambaKernels):
         key_heads = exact_div(key_width, delta_rule.key_dim)
         qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_rule.heads)
         contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
-        normalized_qk, qk_norms = (
-            autograd_graph.new_tensor(qk_shape, BFLOAT16),
-            autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32),
-        )
+        normalized_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
+        qk_norms = autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32)
         del contiguous_qk
         q, k = (autograd_graph.new_tensor((*head_shape, delta_rule.key_dim), BFLOAT16) for _ in range(2))
         v = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
-        decay, beta_sigmoid = (
-            autograd_graph.new_tensor(head_shape, FLOAT32),
-            autograd_graph.new_tensor(head_shape, BFLOAT16),
-        )
+        decay = autograd_graph.new_tensor(head_shape, FLOAT32)
+        beta_sigmoid = autograd_graph.new_tensor(head_shape, BFLOAT16)
         out_gate = autograd_graph.new_tensor((*head_shape, delta_rule.value_dim), BFLOAT16)
         input_shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 

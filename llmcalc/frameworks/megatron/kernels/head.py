@@ -121,11 +121,10 @@ class HeadKernels(ElementwiseKernels):
             ]
             layer_input = hidden_states
             del hidden_states
-            hidden_states = (
-                self.checkpoint(self._layer_group(group_frames), [layer_input])
-                if is_recomputed
-                else self.run_layer(group_frames[0], layer_input)
-            )
+            if is_recomputed:
+                hidden_states = self.checkpoint(self._layer_group(group_frames), [layer_input])
+            else:
+                hidden_states = self.run_layer(group_frames[0], layer_input)
             del layer_input
             group_start = group_end
         self.values[id(stack_output)] = hidden_states
@@ -160,12 +159,7 @@ class HeadKernels(ElementwiseKernels):
 
     def _layer_group(self, layer_frames: list[ModuleFrame]) -> Run:
         """Returns a function that runs these layers, in the forward pass or as a recomputation."""
-        outer_frames = [
-            ModuleFrame(
-                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
-            )
-            for outer_frame in self.frames
-        ]
+        outer_frames = self._copy_frames()
 
         def run_group(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the layers on an argument tensor, without access to the caller's other tensors."""
@@ -176,14 +170,7 @@ class HeadKernels(ElementwiseKernels):
                 for layer_frame in layer_frames:
                     layer_input = hidden_states
                     del hidden_states
-                    hidden_states = self.run_layer(
-                        ModuleFrame(
-                            layer_frame.scope,
-                            layer_index=layer_frame.layer_index,
-                            owner_layer_index=layer_frame.owner_layer_index,
-                        ),
-                        layer_input,
-                    )
+                    hidden_states = self.run_layer(layer_frame.without_tensors(), layer_input)
                     del layer_input
                 return hidden_states
             finally:
@@ -294,10 +281,8 @@ class HeadKernels(ElementwiseKernels):
         is_fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
         row_max = self.new_row_statistics(n_rows)
-        mask, target_indices = (
-            autograd_graph.new_tensor((n_rows, 1), BOOL),
-            autograd_graph.new_tensor((n_rows, 1), INT64),
-        )
+        mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
+        target_indices = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_index = autograd_graph.new_tensor((n_rows, 1), INT64)
         target_logits = self.new_row_statistics(n_rows)
         exp_sums = self.new_row_statistics(n_rows)

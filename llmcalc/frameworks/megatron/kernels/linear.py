@@ -389,11 +389,9 @@ class LinearKernels(RankKernels):
     def output(self, operation: Step, x: Tensor) -> Tensor:
         """Computes the logits of the rank's vocabulary shard with torch's product."""
         weight = self.shared_table("head", operation)
-        bias = (
-            self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
-            if operation.options["bias"]
-            else None
-        )
+        bias = None
+        if operation.options["bias"]:
+            bias = self.with_role("head", lambda: self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
         if not weight.needs_grad:
             return self._frozen_output(x, weight, bias)
         is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
@@ -408,10 +406,8 @@ class LinearKernels(RankKernels):
         chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
-            is_deferred, layer_input = (
-                self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
-                saved_tensors[0],
-            )
+            is_deferred = self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit)
+            layer_input = saved_tensors[0]
             if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_entry))
             elif is_sharded:

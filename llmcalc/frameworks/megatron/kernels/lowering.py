@@ -301,11 +301,9 @@ class RankKernels(Lowering):
         unmetered_run = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
-        unmetered_run.graph.enabled, unmetered_run.include, unmetered_run.first_layer_index = (
-            False,
-            self.include,
-            self.first_layer_index,
-        )
+        unmetered_run.graph.enabled = False
+        unmetered_run.include = self.include
+        unmetered_run.first_layer_index = self.first_layer_index
         unmetered_run.run_only = self.run_only
         entry_tensor = None
         entry_value = program.entry
@@ -395,22 +393,15 @@ class RankKernels(Lowering):
         if not is_recomputed or module_input is None or module_output is None:
             super().run_module(module_call)
             return
-        outer_frames = [
-            ModuleFrame(
-                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
-            )
-            for outer_frame in self.frames
-        ]
+        outer_frames = self._copy_frames()
 
         def run_module(arguments: Sequence[Tensor]) -> Tensor:
             """Runs the module on an argument tensor, without access to the caller's other tensors."""
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = (
-                {id(module_input): arguments[0]},
-                {},
-                list(outer_frames),
-                {},
-            )
+            self.values = {id(module_input): arguments[0]}
+            self.bound = {}
+            self.frames = list(outer_frames)
+            self.memo = {}
             try:
                 self._run_module_items(ModuleFrame(module_scope))
                 return self.tensor_of(module_output)
@@ -468,9 +459,7 @@ class RankKernels(Lowering):
         autograd_graph = self.graph
         if not is_recorded(autograd_graph, inputs):
             return
-        saved_tensors: SavedTensors = [
-            autograd_graph.save_uncheckpointed(saved_tensor).unpack() for saved_tensor in saves
-        ]
+        saved_tensors: SavedTensors = [autograd_graph.save_uncheckpointed(tensor).unpack() for tensor in saves]
 
         def run_backward(gradients: Any, needs_input_grad: Needs) -> Gradients:
             return backward(saved_tensors, gradients, needs_input_grad)
@@ -555,11 +544,9 @@ class RankKernels(Lowering):
         """
         if not weight.needs_grad:
             return None
-        return (
-            self.persistent.dummy_gradient(weight, self.graph)
-            if self.rank_choices.fuses_gradient_accumulation
-            else self.graph.new_tensor(weight.shape, BFLOAT16)
-        )
+        if self.rank_choices.fuses_gradient_accumulation:
+            return self.persistent.dummy_gradient(weight, self.graph)
+        return self.graph.new_tensor(weight.shape, BFLOAT16)
 
     def dropout_mask(self, x: Tensor) -> Tensor:
         """Allocates a dropout mask, one byte per element."""

@@ -35,11 +35,9 @@ class MambaKernels(LatentAttentionKernels):
         aten, op = self.t, scan_step.op
         assert isinstance(op, ChunkedScan)
         named_operations = steps_by_name(module_scope)
-        input_projection, output_projection, convolution_step = (
-            named_operations["in_proj"],
-            named_operations["out_proj"],
-            named_operations["conv1d"],
-        )
+        input_projection = named_operations["in_proj"]
+        output_projection = named_operations["out_proj"]
+        convolution_step = named_operations["conv1d"]
         self.do_linear(input_projection)
         projected_value = input_projection.outs[0]
         zxbcdt = self.tensor_of(projected_value)

@@ -12,7 +12,6 @@ from typing import TypeAlias
 from ....flow.program import AlternativeBranches, Item, ModuleScope, Step
 from ....flow.value import Value
 from ....simulator.autograd import AutogradGraph, backward, is_recorded
-from ....simulator.lowering import ModuleFrame
 from ....simulator.tensor import BFLOAT16, AutogradNode, Gradient, Needs, Storage, Tensor, empty
 from .lowering import Gradients, SavedTensors, UncountedMeter, detached_argument
 from .sparse_attention import SparseAttentionKernels
@@ -265,12 +264,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         values_before.clear()
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
-        outer_frames = [
-            ModuleFrame(
-                outer_frame.scope, layer_index=outer_frame.layer_index, owner_layer_index=outer_frame.owner_layer_index
-            )
-            for outer_frame in self.frames
-        ]
+        outer_frames = self._copy_frames()
         attention_inputs = attention.ins[:3]
 
         def run_up_projections(input_tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -139,10 +139,8 @@ class SparseAttentionKernels(Fp8Kernels):
         """Runs attention to the keys that the indexer selects, and detaches the indexer's inputs (`DSAttention`)."""
         aten, autograd_graph = self.t, self.graph
         indexer_input, query_latent = x.detached(), query_latent.detached()
-        key_starts, key_ends = (
-            autograd_graph.new_tensor((token_shape[0],), INT64),
-            autograd_graph.new_tensor((token_shape[0],), INT64),
-        )
+        key_starts = autograd_graph.new_tensor((token_shape[0],), INT64)
+        key_ends = autograd_graph.new_tensor((token_shape[0],), INT64)
         select_step = next(operation for operation in indexer_scope.steps() if operation.verb == "select")
         top_k = select_step.options["top_k"]
         loss: Tensor | None = None
@@ -280,11 +278,9 @@ def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Ten
     batch, tokens, key_count = selected_keys.shape
     for first_row in range(0, int(tokens), ROWS):
         block_shape = (batch, min(ROWS, tokens - first_row), key_count)
-        _is_valid, _safe_indices, _fill_values = (
-            aten.new_tensor(block_shape, BOOL),
-            aten.new_tensor(block_shape, INT64),
-            aten.new_tensor(block_shape, selection_mask.dtype),
-        )
+        _is_valid = aten.new_tensor(block_shape, BOOL)
+        _safe_indices = aten.new_tensor(block_shape, INT64)
+        _fill_values = aten.new_tensor(block_shape, selection_mask.dtype)
         del _is_valid, _safe_indices, _fill_values
 
 

@@ -131,12 +131,6 @@ class LoraKernels(FakeQuantizationKernels):
         shapes += [(parameter_use.op.n_out,)] if adapters.has_magnitudes else []
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, is_leaf=self.trained) for shape in shapes)]
 
-    def adapter_matrix(self, parameter_name: str, shape: Shape, module_path: Path | None = None) -> Tensor:
-        """Returns a module's trained adapter matrix. Default: the current module."""
-        assert self.adapters is not None
-        parameter_key = (*(self.module_path() if module_path is None else module_path), parameter_name)
-        return self.parameter(parameter_key, shape, self.adapters.dtype, trained=True)
-
     # --- queries, keys and values as one product --------------------------------------------------------------------
 
     @compared(BY_TORCH)

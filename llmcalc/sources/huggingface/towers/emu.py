@@ -49,9 +49,7 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
                 f"{base_channels * channel_multipliers[channel_level]}, the channels of level {channel_level}",
             )
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
-        "attn_resolutions": [
-            resolution_level for resolution_level in attended_levels if resolution_level < len(channel_multipliers)
-        ],
+        "attn_resolutions": [level for level in attended_levels if level < len(channel_multipliers)],
         "attention": self_attention(config, **biases(True, *QKVO)),
         "codebook_size": config.integer("codebook_size"),
         "temporal_levels": int(log2(config.integer("temporal_downsample_factor"))),
@@ -64,10 +62,8 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 def _read_channels(config: Config) -> tuple[int, list[int]]:
     """Reads the channels of the first level and their multiples in all levels."""
     config.require("double_latent", False)
-    base_channels, channel_multiples = (
-        config.integer("base_channels"),
-        _read_numbers(config, "channel_multiplier", minimum=1),
-    )
+    base_channels = config.integer("base_channels")
+    channel_multiples = _read_numbers(config, "channel_multiplier", minimum=1)
     for multiplier in channel_multiples:
         if base_channels * multiplier % GROUPS:
             raise config.error("channel_multiplier", multiplier, f"a number that makes a multiple of {GROUPS} channels")

@@ -129,10 +129,8 @@ def _read_gemma4_audio(root_config: Config, config: Config, text_hidden_size: in
 
 def _read_unified_vision(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads unified Gemma 4's vision: a patch is a block of pooling_kernel_size × pooling_kernel_size patches."""
-    embedding_width, unweighted_norm = (
-        config.integer("mm_embed_dim"),
-        rmsnorm(config.number("rms_norm_eps"), weight=False),
-    )
+    embedding_width = config.integer("mm_embed_dim")
+    unweighted_norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
     patches = {"patch_size": config.integer("patch_size") * config.integer("pooling_kernel_size"), "bias": True}
     position_table = {"rows": config.integer("mm_posemb_size"), "axes": 2}
     embedder_table = {

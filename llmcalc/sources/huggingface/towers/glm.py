@@ -62,11 +62,9 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool =
 
 def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
-    hidden_size, output_width, activation = (
-        config.integer("hidden_size"),
-        config.integer("out_hidden_size"),
-        config.choice(ACTIVATIONS, "hidden_act"),
-    )
+    hidden_size = config.integer("hidden_size")
+    output_width = config.integer("out_hidden_size")
+    activation = config.choice(ACTIVATIONS, "hidden_act")
     patches = {
         "num_channels": config.integer("in_channels"),
         "temporal_patch_size": config.integer("temporal_patch_size"),

@@ -17,11 +17,9 @@ WINDOW, HOP = 160, 320
 def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Granite Speech, whose Q-Former may read the outputs of further layers beside the last one's."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
-    hidden_size, heads, window = (
-        config.integer("hidden_dim"),
-        config.integer("num_heads"),
-        root_config.integer("window_size"),
-    )
+    hidden_size = config.integer("hidden_dim")
+    heads = config.integer("num_heads")
+    window = root_config.integer("window_size")
     query_count = root_config.quotient("downsample_rate", window, root_config.integer("downsample_rate"))
     head_dim = config.optional_integer("dim_head") or config.quotient("num_heads", hidden_size, heads)
     audio_framing = {"type": "recording", "window": WINDOW, "hop": HOP, "frames_per_token": window}
@@ -72,10 +70,8 @@ def qformer(
     qformer_config.require("use_qformer_text_input", False)
     hidden, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
     qformer_config.quotient("num_attention_heads", hidden, heads)
-    depth, cross_attention_period = (
-        qformer_config.integer("num_hidden_layers"),
-        qformer_config.integer("cross_attention_frequency"),
-    )
+    depth = qformer_config.integer("num_hidden_layers")
+    cross_attention_period = qformer_config.integer("cross_attention_frequency")
     fields: Table = {
         "type": "qformer",
         "queries": query_count,

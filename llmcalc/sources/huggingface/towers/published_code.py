@@ -130,11 +130,9 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads LLaVA-OneVision 1.5: RICE-ViT with RoPE and a class vector with learned angles, and Qwen2's merger."""
     config.require("text_hidden_size", text_hidden_size)
     config.require("temporal_patch_size", 1)
-    norm, hidden_size, merge_size = (
-        layernorm(config.number("layer_norm_eps")),
-        config.integer("hidden_size"),
-        config.integer("spatial_merge_size"),
-    )
+    norm = layernorm(config.number("layer_norm_eps"))
+    hidden_size = config.integer("hidden_size")
+    merge_size = config.integer("spatial_merge_size")
     block = biased_layer(config, norm, heads="num_heads", **ROTARY)
     angle_count = block["attention"]["head_dim"] // 2
     config.notes.append(

@@ -17,11 +17,9 @@ GOT_TOKENS = 256
 
 def _sam_encoder(config: Config, halving_channels: list[int], network_width: int) -> Table:
     """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
-    grid_side, depth, hidden = (
-        patches_per_side(config),
-        config.integer("num_hidden_layers"),
-        config.integer("hidden_size"),
-    )
+    grid_side = patches_per_side(config)
+    depth = config.integer("num_hidden_layers")
+    hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     config.quotient("num_attention_heads", hidden, heads)
     return {

@@ -213,11 +213,9 @@ def _image_tile_rule(root_config: Config, config: Config) -> Table:
 
 
 def _read_aya(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    gated_width = (
-        root_config.integer("alignment_intermediate_size")
-        if root_config.has("alignment_intermediate_size")
-        else text_hidden_size
-    )
+    gated_width = text_hidden_size
+    if root_config.has("alignment_intermediate_size"):
+        gated_width = root_config.integer("alignment_intermediate_size")
     norm = layernorm(root_config.number("adapter_layer_norm_eps"))
     return {
         "vision_tower": {**siglip_encoder(config), "image": _image_tile_rule(root_config, config)},

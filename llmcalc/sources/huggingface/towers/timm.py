@@ -29,21 +29,15 @@ PATCH_SIZE = 14
 def _timm_encoder(root_config: Config, model_id: Any, image_size: Any) -> Table:
     """Returns an encoder of images of `image_size` pixels. Raises `InputError` for a model that is not supported."""
     encoder_sizes = next(
-        (
-            sizes
-            for model_prefix, sizes in TIMM.items()
-            if isinstance(model_id, str) and model_id.startswith(model_prefix)
-        ),
+        (sizes for prefix, sizes in TIMM.items() if isinstance(model_id, str) and model_id.startswith(prefix)),
         None,
     )
     if encoder_sizes is None:
         raise root_config.error("timm_model_ids", model_id, f"names that start with {' or '.join(TIMM)}")
     if type(image_size) is not int or image_size < PATCH_SIZE or image_size % PATCH_SIZE:
         raise root_config.error("image_sizes", image_size, f"multiples of {PATCH_SIZE}, one for each of timm_model_ids")
-    config, norm = (
-        Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm"),
-        layernorm(1e-6),
-    )
+    config = Config({**encoder_sizes, "patch_size": PATCH_SIZE, "hidden_act": "gelu"}, {}, "timm")
+    norm = layernorm(1e-6)
     block = biased_layer(config, norm)
     encoder_fields: Table = {"positions": {"rows": (image_size // PATCH_SIZE) ** 2}}
     if "registers" in encoder_sizes:

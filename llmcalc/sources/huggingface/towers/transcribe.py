@@ -12,15 +12,11 @@ from .section import TowerSection, projector, self_attention
 
 def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads the speech encoder, the diarization encoder and the layers of word timestamps."""
-    speech_config, diarization_config = (
-        config.section("asr_config", SPEECH),
-        config.section("diarization_config", DIARIZATION),
-    )
+    speech_config = config.section("asr_config", SPEECH)
+    diarization_config = config.section("diarization_config", DIARIZATION)
     speaker_config = diarization_config.section("audio_config", SPEAKERS)
-    head, timestamp_config = (
-        diarization_config.section("head_config", HEAD),
-        root_config.section("word_timestamp_config", TIMESTAMPS),
-    )
+    head = diarization_config.section("head_config", HEAD)
+    timestamp_config = root_config.section("word_timestamp_config", TIMESTAMPS)
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
     hidden, frames_per_token, mel_bins = (

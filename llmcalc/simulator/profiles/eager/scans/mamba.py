@@ -244,8 +244,7 @@ class MambaKernels(ScanModuleKernels):
         weight = self.linear_weight(operation)
         shapes = {"lora_A": (adapters.rank, weight.shape[-1]), "lora_B": (weight.shape[0], adapters.rank)}
         for matrix_name, shape in shapes.items():
-            parameter_key = (*self.module_path(), f"{operation.name}.{matrix_name}.weight")
-            self.parameter(parameter_key, shape, adapters.dtype, trained=True)
+            self.adapter_matrix(f"{operation.name}.{matrix_name}.weight", shape)
         return weight
 
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ transformers: the folder of each in models.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .....components.added_position import LearnedPositions
@@ -65,18 +66,6 @@ def _read_roberta(config: Config) -> Table:
         score_head,
         **pooler(has_pooler),
     )
-
-
-def _read_megatron_bert(config: Config) -> Table:
-    return _model_with_pre_norm(config, read_bert(config))
-
-
-def _read_roberta_prelayernorm(config: Config) -> Table:
-    return _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True)
-
-
-def _read_xlm_roberta_xl(config: Config) -> Table:
-    return _model_with_pre_norm(config, _read_roberta(config))
 
 
 def _model_with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
@@ -267,10 +256,8 @@ def padded_positions(config: Config) -> Table:
 
 def bert_stack(config: Config, position: Table | None = None) -> Table:
     """Returns position, segment and ERNIE task embeddings, and a norm on their sum."""
-    segment_type_count, has_task_types = (
-        config.count("type_vocab_size"),
-        "use_task_id" in config.defaults and config.flag("use_task_id"),
-    )
+    segment_type_count = config.count("type_vocab_size")
+    has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
         "position": position or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
@@ -315,11 +302,9 @@ OF_ERNIE = OLD | {"enable_recompute", "fuse", "pool_act"}
 
 def position_offset(config_values: ConfigValues) -> int:
     """Returns the number of rows of the position embedding before position 0."""
-    return (
-        config_values.first_stack.position.offset
-        if isinstance(config_values.first_stack.position, LearnedPositions)
-        else 0
-    )
+    if isinstance(config_values.first_stack.position, LearnedPositions):
+        return config_values.first_stack.position.offset
+    return 0
 
 
 ROBERTA_WRITES: Writes = {
@@ -358,38 +343,25 @@ SECOND_BIAS = Deviation(
 )
 
 
-ROBERTA = Family(
-    _read_roberta,
-    ignored_fields=OLD,
-    field_writers=ROBERTA_WRITES,
-    deviations=(SECOND_BIAS,),
-    modules=module_names("roberta"),
-    dropout_fields=BERT_DROPOUT,
-)
+BERT = Family(read_bert, ignored_fields=OLD, deviations=(SECOND_BIAS,), dropout_fields=BERT_DROPOUT)
+
+ROBERTA = replace(BERT, read_model=_read_roberta, field_writers=ROBERTA_WRITES, modules=module_names("roberta"))
 
 FAMILIES = {
-    "bert": Family(
-        read_bert,
-        ignored_fields=OLD,
-        deviations=(SECOND_BIAS,),
-        modules=module_names("bert"),
-        dropout_fields=BERT_DROPOUT,
-    ),
-    "ernie": Family(
-        read_bert,
+    "bert": BERT,
+    "ernie": replace(
+        BERT,
         ignored_fields=OF_ERNIE,
         field_writers={
             "use_task_id": lambda s: _task_type_count(s) is not None,
             "task_type_vocab_size": lambda s: require_present(_task_type_count(s)),
         },
-        deviations=(SECOND_BIAS,),
         modules=module_names("bert"),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "megatron-bert": Family(
-        _read_megatron_bert,
+    "megatron-bert": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, read_bert(config)),
         ignored_fields=OLD | {"tokenizer_type"},
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
         modules={
             **module_names("bert"),
@@ -397,23 +369,16 @@ FAMILIES = {
             "mlp_pre_norm": "ln",
             "norm": "encoder.ln",
         },
-        dropout_fields=BERT_DROPOUT,
     ),
-    "roberta-prelayernorm": Family(
-        _read_roberta_prelayernorm,
-        ignored_fields=OLD,
+    "roberta-prelayernorm": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True),
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=module_names("roberta-prelayernorm"),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "xlm-roberta-xl": Family(
-        _read_xlm_roberta_xl,
-        ignored_fields=OLD,
+    "xlm-roberta-xl": replace(
+        BERT,
+        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config)),
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=module_names("xlm-roberta-xl"),
-        dropout_fields=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
     "roberta": ROBERTA,
@@ -424,26 +389,21 @@ FAMILIES = {
         ignored_fields=OLD,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
-        modules=module_names("fnet"),
         dropout_fields={"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"},
     ),
-    "big_bird": Family(
-        _read_big_bird,
-        ignored_fields=OLD,
-        deviations=(SECOND_BIAS,),
+    "big_bird": replace(
+        BERT,
+        read_model=_read_big_bird,
         field_writers={"attention_type": lambda _: "original_full"},
         quirks=Quirks(reads_values=EVERY, counted_field_values={"attention_type": "original_full"}),
         modules={**module_names("bert"), "pooler.dense": ".pooler", "classifier.dense": "dense"},
-        dropout_fields=BERT_DROPOUT,
     ),
-    "ibert": Family(
-        _read_roberta,
-        ignored_fields=OLD,
+    "ibert": replace(
+        BERT,
+        read_model=_read_roberta,
         field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
         modules=module_names("roberta"),
-        dropout_fields=BERT_DROPOUT,
     ),
     "distilbert": Family(
         _read_distilbert,
@@ -456,13 +416,11 @@ FAMILIES = {
             "hidden_act": "activation",
         },
         unread_aliases=frozenset({"intermediate_size", "hidden_act"}),
-        modules=module_names("distilbert"),
         dropout_fields={"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
     ),
     "electra": Family(
         _read_electra,
         ignored_fields=OLD | {"generator_size", "generator_hidden_size"},
-        modules=module_names("electra"),
         dropout_fields=BERT_DROPOUT,
     ),
     "albert": Family(
@@ -474,19 +432,11 @@ FAMILIES = {
             "num_hidden_layers": lambda s: s.first_stack.num_hidden_layers // _layers_per_group(s),
         },
         deviations=(SECOND_BIAS,),
-        modules=module_names("albert"),
         dropout_fields={
             "embedding": "hidden_dropout_prob",
             "attention": "attention_probs_dropout_prob",
             "attention_output": "hidden_dropout_prob",
         },
     ),
-    "mpnet": Family(
-        _read_mpnet,
-        ignored_fields=OLD,
-        field_writers=ROBERTA_WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=module_names("mpnet"),
-        dropout_fields=BERT_DROPOUT,
-    ),
+    "mpnet": replace(BERT, read_model=_read_mpnet, field_writers=ROBERTA_WRITES),
 }

@@ -21,10 +21,6 @@ def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
     return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack)
 
 
-def _read_git(config: Config) -> Table:
-    return _caption_decoder(config, {"bias": True})
-
-
 def _read_blip_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
     config.notes.append(IDLE_CROSS_ATTENTION)
@@ -41,7 +37,7 @@ def _read_blip_text_model(config: Config) -> Table:
 
 FAMILIES = {
     "git": Family(
-        _read_git,
+        lambda config: _caption_decoder(config, {"bias": True}),
         tower_class_prefixes="Git",
         uncounted_encoders={"vision_config": "git_vision_model"},
         uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",

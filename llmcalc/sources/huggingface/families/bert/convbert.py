@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import OF_CHOICES, Table, architecture, encoder, layer_table, layernorm, mlp
 from ...writes import Writes
 from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, embedding_size, input_size
@@ -67,7 +67,6 @@ FAMILIES = {
         ignored_fields=OLD | {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("convbert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import AbsentValue, require_present
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
 from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions, bert_score_head
@@ -123,11 +123,9 @@ def _deberta_model(
 def _largest_distance(config: Config) -> int:
     """Returns the largest relative distance with a separate embedding."""
     max_distance = config.get("max_relative_positions")
-    return (
-        max_distance
-        if is_json_integer(max_distance) and max_distance > 0
-        else config.integer("max_position_embeddings")
-    )
+    if is_json_integer(max_distance) and max_distance > 0:
+        return max_distance
+    return config.integer("max_position_embeddings")
 
 
 def _listed_names(config: Config, field_name: str) -> list[str]:
@@ -135,11 +133,10 @@ def _listed_names(config: Config, field_name: str) -> list[str]:
     stated_names = config.get(field_name)
     if stated_names is None:
         return []
-    listed_names = (
-        [position_part.strip() for position_part in stated_names.lower().split("|")]
-        if isinstance(stated_names, str)
-        else config.texts(field_name)
-    )
+    if isinstance(stated_names, str):
+        listed_names = [position_part.strip() for position_part in stated_names.lower().split("|")]
+    else:
+        listed_names = config.texts(field_name)
     return [listed_name for listed_name in listed_names if listed_name not in ("", "none")]
 
 
@@ -178,7 +175,6 @@ FAMILIES = {
         field_writers=DEBERTA_WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("deberta"),
         dropout_fields=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
@@ -205,7 +201,6 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("deberta-v2"),
         dropout_fields=BERT_DROPOUT,
     ),
 }

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layer_table, layernorm, mlp, pooler, rope
 from .bert import OLD, bert_head, bert_score_head, padded_positions
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
-
-
-def _read_esm(config: Config) -> Table:
-    return esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {})
 
 
 def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
@@ -56,9 +52,8 @@ def _position_embedding_type(config_values: ConfigValues) -> str:
 
 FAMILIES = {
     "esm": Family(
-        _read_esm,
+        lambda config: esm_encoder(config, mlp(config.integer("intermediate_size"), "gelu"), {}),
         ignored_fields=IGNORED,
-        modules=module_names("esm"),
         dropout_fields=BERT_DROPOUT,
         field_writers={
             "position_embedding_type": _position_embedding_type,

@@ -13,7 +13,7 @@ from .....ops import Op
 from .....ops.attention import AttentionCore, OverlappingChunkAttentionCore
 from ...config import Config, is_json_integer
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, module_names
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, encoder, layer_pattern, pooler
 from ...writes import Writes
 from .bert import OLD, ROBERTA_WRITES, SECOND_BIAS, bert_block, bert_head, bert_score_head, bert_stack, padded_positions
@@ -79,7 +79,6 @@ FAMILIES = {
         field_writers={**ROBERTA_WRITES, **WINDOW_WRITES},
         deviations=(SECOND_BIAS, CHUNKS),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("longformer"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, module_names
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_TOKENS, Table, architecture, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import OLD, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
@@ -83,7 +83,6 @@ FAMILIES = {
         field_writers=WRITES,
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("luke"),
         dropout_fields=BERT_DROPOUT,
     )
 }

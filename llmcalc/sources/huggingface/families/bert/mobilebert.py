@@ -5,12 +5,12 @@ Sun et al. 2020 (arXiv:2004.02984). transformers: models/mobilebert.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config import Config
-from ...dropout import BERT_DROPOUT
-from ...family import Family, module_names
 from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_positions, has_pretraining_head
+from .bert import BERT, bert_activation, bert_head, bert_positions, has_pretraining_head
 
 
 def _read_mobilebert(config: Config) -> Table:
@@ -67,13 +67,4 @@ WRITES: Writes = {
     "classifier_activation": lambda s: s.spec.pooler is not None,
 }
 
-FAMILIES = {
-    "mobilebert": Family(
-        _read_mobilebert,
-        ignored_fields=OLD,
-        field_writers=WRITES,
-        deviations=(SECOND_BIAS,),
-        modules=module_names("mobilebert"),
-        dropout_fields=BERT_DROPOUT,
-    )
-}
+FAMILIES = {"mobilebert": replace(BERT, read_model=_read_mobilebert, field_writers=WRITES)}

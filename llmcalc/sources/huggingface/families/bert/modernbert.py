@@ -70,11 +70,10 @@ def _read_modernbert(config: Config) -> Table:
 
 
 def _read_modernbert_decoder(config: Config) -> Table:
-    window = (
-        config.integer("sliding_window")
-        if config.has("sliding_window")
-        else max(1, config.integer("local_attention") // 2)
-    )
+    if config.has("sliding_window"):
+        window = config.integer("sliding_window")
+    else:
+        window = max(1, config.integer("local_attention") // 2)
     block, stack = _modernbert_layers(config, window)
     norm = block["norm"]
     score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _head_transform(config, norm)}
@@ -86,10 +85,8 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
     """
-    norm, depth = (
-        layernorm(config.number("norm_eps"), bias=config.flag("norm_bias")),
-        config.integer("num_hidden_layers"),
-    )
+    norm = layernorm(config.number("norm_eps"), bias=config.flag("norm_bias"))
+    depth = config.integer("num_hidden_layers")
     global_period = config.integer("global_attn_every_n_layers")
     attention_kinds = listed_kinds(
         config,
@@ -108,9 +105,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
     layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
-    layer_variants = {
-        variant_name: layer_changes[variant_name.removeprefix("first_")] for variant_name in dict.fromkeys(layer_kinds)
-    }
+    layer_variants = {name: layer_changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
     layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
 
@@ -263,11 +258,9 @@ JINA_ADAPTERS = {
 
 
 def _classifier_pooling(config_values: ConfigValues) -> str:
-    return (
-        "bos"
-        if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence"
-        else "late"
-    )
+    if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence":
+        return "bos"
+    return "late"
 
 
 MODERN_WRITES: Writes = {
@@ -302,7 +295,6 @@ FAMILIES = {
         OF_MODERN,
         field_writers={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
-        modules=module_names("modernbert"),
         dropout_fields=MODERN_DROPOUT,
     ),
     "modernbert-decoder": Family(
@@ -360,7 +352,6 @@ FAMILIES = {
         },
         OF_NOMIC,
         deviations=(SECOND_BIAS,),
-        modules=module_names("nomic_bert"),
         earlier_names={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
         dropout_fields=BERT_DROPOUT,
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config, is_json_integer
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
 
 LONG_WINDOW = 1024
@@ -128,6 +128,7 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
 
 FAMILIES = {
     "neomme": Family(
-        _read_neomme, uncounted_modules="model.patch_embeddings + patch_embeddings", modules=module_names("neomme")
+        _read_neomme,
+        uncounted_modules="model.patch_embeddings + patch_embeddings",
     )
 }

@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .....ops import Op, SampledBlockAttentionCore
+from .....ops import SampledBlockAttentionCore
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, module_names
 from ...parts import Table, encoder
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
+from .bert import BERT, OLD, SECOND_BIAS, bert_activation, bert_block, bert_head, bert_score_head, bert_stack
 
 if TYPE_CHECKING:
     from ....to_hf.config_values import ConfigValues
@@ -71,15 +71,11 @@ def _read_mra(config: Config) -> Table:
     )
 
 
-def _op_without_kernel(op: Op) -> Op:
-    return replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op
-
-
 NO_KERNEL = Deviation(
     "MRA without its kernels",
     "without CUDA kernels of its own, its class returns zeros in the place of attention",
     "forward_flops",
-    class_op=_op_without_kernel,
+    class_op=lambda op: replace(op, heads=0) if isinstance(op, SampledBlockAttentionCore) else op,
 )
 
 
@@ -113,23 +109,18 @@ def _mra_blocks_per_row(config_values: ConfigValues) -> int:
 
 
 FAMILIES = {
-    "nystromformer": Family(
-        _read_nystromformer,
-        ignored_fields=OLD,
+    "nystromformer": replace(
+        BERT,
+        read_model=_read_nystromformer,
         field_writers=_kernel_writer("conv_kernel_size"),
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("nystromformer"),
-        dropout_fields=BERT_DROPOUT,
     ),
-    "yoso": Family(
-        _read_yoso,
-        ignored_fields=OLD,
+    "yoso": replace(
+        BERT,
+        read_model=_read_yoso,
         field_writers=_kernel_writer("conv_window"),
-        deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=module_names("nystromformer"),
-        dropout_fields=BERT_DROPOUT,
     ),
     "mra": Family(
         _read_mra,

@@ -7,7 +7,7 @@ transformers: models/perceiver (`PerceiverForMaskedLM`).
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, encoder, layernorm, learned_positions, mlp
 
 OUTPUT_HEADS, OUTPUT_QUERY_SIZE = 8, 32
@@ -110,7 +110,6 @@ FAMILIES = {
         aliases={"hidden_size": "d_latents"},
         unread_aliases=frozenset({"hidden_size"}),
         ignored_fields=frozenset({"_label_trainable_num_channels"}),
-        modules=module_names("perceiver"),
         quirks=Quirks(reads_values=EVERY),
         dropout_fields={"attention": "attention_probs_dropout_prob"},
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import lcm
 
 from ...config import Config, is_json_integer
-from ...family import EVERY, Family, Quirks, field_names, module_names
+from ...family import EVERY, Family, Quirks, field_names
 from ...parts import ACTIVATIONS, Table, architecture, decoder, layer_pattern, layernorm, learned_positions, mlp
 
 HASHES = {"local": False, "lsh": True}
@@ -26,10 +26,7 @@ def _read_reformer(config: Config) -> Table:
             "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
         )
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {
-        attention_kind: {"attention": _attention(config, attention_kind)}
-        for attention_kind in dict.fromkeys(listed_kinds)
-    }
+    layers = {kind: {"attention": _attention(config, kind)} for kind in dict.fromkeys(listed_kinds)}
     block = {
         "type": "reversible",
         **layers[listed_kinds[0]],
@@ -83,11 +80,9 @@ def _attention(config: Config, attention_kind: str) -> Table:
 def _position(config: Config) -> Table:
     if not config.flag("axial_pos_embds"):
         return learned_positions(config)
-    axial_shape, axial_widths, hidden = (
-        config.integers("axial_pos_shape"),
-        config.integers("axial_pos_embds_dim"),
-        config.integer("hidden_size"),
-    )
+    axial_shape = config.integers("axial_pos_shape")
+    axial_widths = config.integers("axial_pos_embds_dim")
+    hidden = config.integer("hidden_size")
     if len(axial_shape) != 2 or 0 in axial_shape:
         raise config.error("axial_pos_shape", axial_shape, "two positive whole numbers")
     if len(axial_widths) != 2 or sum(axial_widths) != hidden or 0 in axial_widths:
@@ -106,7 +101,6 @@ FAMILIES = {
         _read_reformer,
         ignored_fields=field_names("intermediate_size num_chunks_after num_chunks_before"),  # of a published config
         defaults={"attn_layers": ["local", "lsh"] * 3, "axial_pos_shape": [64, 64], "axial_pos_embds_dim": [64, 192]},
-        modules=module_names("reformer"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
         dropout_fields={},
     )

@@ -68,11 +68,9 @@ def _read_roformer(config: Config) -> Table:
 def _sinusoid_elements(spec: ModelSpec) -> Number:
     """Returns the number of elements of the sine and cosine table: a row of a head's width per position."""
     mixer = spec.main.block.attention
-    return (
-        spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
-        if isinstance(mixer, Attention) and spec.max_position_embeddings
-        else 0
-    )
+    if isinstance(mixer, Attention) and spec.max_position_embeddings:
+        return spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
+    return 0
 
 
 HOLDS_SINES = Deviation(
@@ -102,7 +100,6 @@ FAMILIES = {
             "output_embedding_size": lambda s: require_present(s.head.transform).size,
         },
         quirks=MASKS,
-        modules=module_names("rembert"),
         dropout_fields=BERT_DROPOUT,
     ),
     "roformer": Family(

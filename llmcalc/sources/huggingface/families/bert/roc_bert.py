@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BERT_DROPOUT
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table
 from ...writes import Writes
 from .bert import OLD, SECOND_BIAS, has_pretraining_head, read_bert
@@ -44,7 +44,6 @@ FAMILIES = {
         ignored_fields=OLD,
         field_writers={**_feature_value_writer(0, "shape"), **_feature_value_writer(1, "pronunciation")},
         deviations=(SECOND_BIAS,),
-        modules=module_names("roc_bert"),
         dropout_fields=BERT_DROPOUT,
     )
 }

@@ -5,12 +5,13 @@ Iandola et al. 2020 (arXiv:2006.11316). transformers: models/squeezebert.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config import Config
-from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Quirks
 from ...parts import Table, encoder, layer_table, layernorm, pooler
 from ...writes import Writes
-from .bert import OLD, SECOND_BIAS, bert_activation, bert_head, bert_stack
+from .bert import BERT, bert_activation, bert_head, bert_stack
 
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
 
@@ -57,13 +58,5 @@ WRITES: Writes = {
 }
 
 FAMILIES = {
-    "squeezebert": Family(
-        _read_squeezebert,
-        ignored_fields=OLD,
-        field_writers=WRITES,
-        deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
-        modules=module_names("squeezebert"),
-        dropout_fields=BERT_DROPOUT,
-    )
+    "squeezebert": replace(BERT, read_model=_read_squeezebert, field_writers=WRITES, quirks=Quirks(reads_values=EVERY))
 }

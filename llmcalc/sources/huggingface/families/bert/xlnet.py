@@ -6,7 +6,7 @@ transformers: models/xlnet. The cached states of earlier segments (`mems`) are n
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     OF_SIMPLE_ANSWERS,
@@ -61,7 +61,6 @@ FAMILIES = {
         {"summary_proj_to_labels": None},
         IGNORED,
         aliases=ALIASES,
-        modules=module_names("xlnet"),
         dropout_fields=dict.fromkeys(
             ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
         ),

@@ -6,15 +6,15 @@ languages are parameters that do not run. transformers: models/xmod.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...config import Config
-from ...dropout import BERT_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Quirks
 from ...parts import Table, encoder, layernorm, pooler
 from ...writes import Writes
 from .bert import (
-    OLD,
+    BERT,
     ROBERTA_WRITES,
-    SECOND_BIAS,
     bert_activation,
     bert_block,
     bert_head,
@@ -66,14 +66,4 @@ WRITES: Writes = {
 }
 
 
-FAMILIES = {
-    "xmod": Family(
-        _read_xmod,
-        ignored_fields=OLD,
-        field_writers=WRITES,
-        deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
-        modules=module_names("xmod"),
-        dropout_fields=BERT_DROPOUT,
-    )
-}
+FAMILIES = {"xmod": replace(BERT, read_model=_read_xmod, field_writers=WRITES, quirks=Quirks(reads_values=EVERY))}

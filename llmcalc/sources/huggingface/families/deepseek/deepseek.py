@@ -92,11 +92,10 @@ def _read_deepseek_v2(config: Config) -> Table:
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    mixer = (
-        _attention_without_query_latent(config)
-        if config.has("use_mla") and not config.flag("use_mla")
-        else latent_attention(config)
-    )
+    if config.has("use_mla") and not config.flag("use_mla"):
+        mixer = _attention_without_query_latent(config)
+    else:
+        mixer = latent_attention(config)
     return deepseek_decoder(
         config,
         mixer,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....ops import KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, field_names, module_names
+from ...family import Deviation, Family, field_names
 from ...parts import (
     Table,
     add_prediction,
@@ -97,11 +97,9 @@ def _rotary_dims(config: Config) -> int:
     """Returns the number of rotary dimensions of a head."""
     if config.has("partial_rotary_factor"):
         return floor(config.integer("head_dim") * config.number("partial_rotary_factor"))
-    return (
-        config.integer("qk_rope_head_dim")
-        if config.has("qk_rope_head_dim")
-        else floor(config.integer("head_dim") * 64 / 512)
-    )
+    if config.has("qk_rope_head_dim"):
+        return config.integer("qk_rope_head_dim")
+    return floor(config.integer("head_dim") * 64 / 512)
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
@@ -141,9 +139,7 @@ def _routing_kinds(config: Config, depth: int) -> list[str]:
 
 
 def _scoring_func(config: Config) -> str:
-    score_function: str = config.choice(
-        {function_name: function_name for function_name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func"
-    )
+    score_function: str = config.choice({name: name for name in ("softmax", "sigmoid", "sqrtsoftplus")}, "scoring_func")
     return score_function
 
 
@@ -192,7 +188,6 @@ FAMILIES = {
             "compress_rates": _compression_rates_by_kind,
         },
         deviations=(KEPT_TWICE,),
-        modules=module_names("deepseek_v4"),
         earlier_names={
             "compressor.indexer.q_b_proj": "indexer.wq_b",
             "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",

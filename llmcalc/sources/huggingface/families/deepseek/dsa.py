@@ -101,10 +101,8 @@ def _read_axk2(config: Config) -> Table:
     default_layer_kinds = [
         "moe" if layer >= first_expert_layer and layer % expert_period == 0 else "dense" for layer in range(depth)
     ]
-    ffn_kinds, experts = (
-        listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds),
-        routed_experts(config, **SIGMOID),
-    )
+    ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
+    experts = routed_experts(config, **SIGMOID)
     indexer_table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim", "index_topk")}
     layer_configs: Table = {
         "dense": {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False}

@@ -89,9 +89,7 @@ def _read_glm5_next_text(config: Config) -> Table:
         for mixer in mixers
         for ffn_kind in network_kinds
     }
-    layer_kinds = [
-        f"{mixer}_{ffn_kind}" for mixer, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
-    ]
+    layer_kinds = [f"{mixer}_{kind}" for mixer, kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     return decoder(config, stack["block"], norm, stack=stack)
@@ -165,10 +163,6 @@ VALIDITY = Deviation(
 )
 
 
-def _kimi_delta_attention(config_values: ConfigValues) -> Any:
-    return config_values.find_part(KimiDeltaAttention)
-
-
 def _mla(config_values: ConfigValues) -> Any:
     return config_values.find_part(MLA)
 
@@ -201,7 +195,7 @@ FAMILIES = {
             ],
             "index_topk": lambda s: _mla_indexer(s).index_topk,
             "index_kpool": lambda s: _mla_indexer(s).index_kpool,
-            "linear_lower_bound": lambda s: _kimi_delta_attention(s).kda_lower_bound,
+            "linear_lower_bound": lambda s: s.find_part(KimiDeltaAttention).kda_lower_bound,
         },
         quirks=Quirks(reads_values=EVERY),
         unconverted_modules=(r"re:.*index_kpool_compress_gate",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .....ops import IdentityExperts, Op, Weight
 from ...config import Config
-from ...family import EVERY, Deviation, Family, Quirks, module_names
+from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import Table, add_prediction, decoder, glu, layer_table, moe, rmsnorm
 from .deepseek import LATENT_WRITES, ROUTING, latent_attention
 
@@ -70,11 +70,9 @@ def _layer_count(config: Config) -> int:
 
 def _with_real_experts(op: Op) -> Op:
     """Replaces an operation on identity experts by their unused weights, which the class has; others stay unchanged."""
-    return (
-        Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
-        if isinstance(op, IdentityExperts)
-        else op
-    )
+    if isinstance(op, IdentityExperts):
+        return Weight(op.identity_count * sum(linear_layer.expert_params() for linear_layer in op.expert_layers[:-1]))
+    return op
 
 
 HOLDS_IDENTITIES = Deviation(
@@ -105,6 +103,5 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(HOLDS_IDENTITIES,),
-        modules=module_names("longcat_flash"),
     )
 }

@@ -20,10 +20,6 @@ def _read_assistant(config: Config) -> Table:
     return _draft_model(config, "gemma4_text", {"enable_moe_block": False, "use_double_wide_mlp": False})
 
 
-def _read_unified_assistant(config: Config) -> Table:
-    return _draft_model(config, "gemma4_unified_text", {})
-
-
 def _draft_model(config: Config, draft_type: str, usual_values: dict[str, Any]) -> Table:
     """Reads a draft model. draft_type: the model type of the layers.
 
@@ -98,11 +94,10 @@ FAMILIES = {
         _read_assistant,
         DEFAULTS,
         IGNORED,
-        modules=module_names("gemma4_assistant"),
         source=f"{SOURCE}gemma4_assistant/modeling_gemma4_assistant.py",
     ),
     "gemma4_unified_assistant": Family(
-        _read_unified_assistant,
+        lambda config: _draft_model(config, "gemma4_unified_text", {}),
         {**DEFAULTS, "backbone_hidden_size": 3840},
         IGNORED,
         modules=module_names("gemma4_assistant"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -89,19 +89,15 @@ def _read_laguna(config: Config) -> Table:
         **biases(config.flag("attention_bias"), *QKVO),
         **qk_norm_fields(norm),
     )
-    heads = (
-        [config.integer("num_attention_heads")] * depth
-        if config.get("num_attention_heads_per_layer") is None
-        else config.integers("num_attention_heads_per_layer")
-    )
+    if config.get("num_attention_heads_per_layer") is None:
+        heads = [config.integer("num_attention_heads")] * depth
+    else:
+        heads = config.integers("num_attention_heads_per_layer")
     if len(heads) != depth or 0 in heads:
         raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
-    layer_kinds = [
-        f"{layer_kind}{head_count}" if heads_vary else layer_kind
-        for layer_kind, head_count in zip(attention_kinds, heads, strict=True)
-    ]
+    layer_kinds = [f"{kind}{count}" if heads_vary else kind for kind, count in zip(attention_kinds, heads, strict=True)]
     window = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
         variant_name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
@@ -115,11 +111,9 @@ def _read_laguna(config: Config) -> Table:
 
 
 def _window_field(config: Config) -> Table:
-    return (
-        {}
-        if config.optional_integer("sliding_window") is None
-        else {"sliding_window": config.integer("sliding_window")}
-    )
+    if config.optional_integer("sliding_window") is None:
+        return {}
+    return {"sliding_window": config.integer("sliding_window")}
 
 
 FAMILIES = {
@@ -131,7 +125,6 @@ FAMILIES = {
             use_grouped_mm
             """
         ),
-        modules=module_names("afmoe"),
     ),
     "laguna": Family(
         _read_laguna,

@@ -6,7 +6,7 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, rope
 
 
@@ -54,7 +54,6 @@ FAMILIES = {
             },
         },
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("dbrx"),
         dropout_fields={},
     )
 }

@@ -11,7 +11,7 @@ from math import isqrt
 
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rope
 
 
@@ -78,7 +78,6 @@ FAMILIES = {
         _read_doge,
         ignored_fields=OF_FIRST_CODE,
         field_writers={"is_moe": lambda s: bool(getattr(s.networks[0], "num_experts", 0))},
-        modules=module_names("doge"),
         dropout_fields=HIDDEN_DROPOUT,
     )
 }

@@ -183,16 +183,13 @@ FAMILIES = {
         modules=module_names("ernie_moe"),
         dropout_fields={},
     ),
-    "ernie4_5_vl_moe": Family(
-        None, text_type="ernie4_5_vl_moe_text", modules=module_names("ernie4_5_vl_moe"), tower_file="qwen"
-    ),
+    "ernie4_5_vl_moe": Family(None, text_type="ernie4_5_vl_moe_text", tower_file="qwen"),
     "ernie4_5_vl_moe_text": Family(
         _read_ernie4_5_vl_moe_text,
         {"head_dim": None},
         NO_COUNT | {"pixel_hidden_size", "spatial_conv_size", "temporal_conv_size"},
         aliases=ALIASES,
         has_text_class=False,
-        modules=module_names("ernie4_5_vl_moe_text"),
         dropout_fields={},
     ),
 }

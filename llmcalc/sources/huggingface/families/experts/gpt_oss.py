@@ -66,7 +66,6 @@ FAMILIES = {
     "gpt_oss": Family(
         _read_gpt_oss,
         ignored_fields=frozenset({"initial_context_length", "experts_per_token"}),
-        modules=module_names("gpt_oss"),
     ),
     "openai_privacy_filter": Family(
         _read_privacy_filter,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....errors import shown
 from ...config import Config, is_json_integer
-from ...family import Family, Modules, field_names, module_names
+from ...family import Family, Modules, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -178,7 +178,6 @@ FAMILIES = {
         None,
         text_type="hunyuan_vl_text",
         tying_source="either",
-        modules=module_names("hunyuan_vl"),
         tower_file="pixtral",
     ),
     "hunyuan_vl_text": Family(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .....ops import Op, State
+from .....ops import State
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Deviation, Family, module_names
+from ...family import Deviation, Family
 from ...parts import DENSE_OR_MOE, Table, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_combined_kinds
 from ...writes import Writes
 from ..deepseek.deepseek import SIGMOID
@@ -107,15 +107,11 @@ def _uncounted_prediction(config: Config) -> None:
         config.notes.append("num_mtp_layers: the multi-token-prediction modules are not counted")
 
 
-def _with_float32_state(op: Op) -> Op:
-    return replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op
-
-
 FLOAT32_STATES = Deviation(
     "Inkling's convolutions",
     "they run in float32, so that the states of their last inputs are float32 too",
     "cache_bytes",
-    class_op=_with_float32_state,
+    class_op=lambda op: replace(op, bits=32) if isinstance(op, State) and op.kind == "conv_state" else op,
 )
 
 
@@ -151,7 +147,6 @@ FAMILIES = {
             **MIXER_WRITES,
             "n_shared_experts": lambda s: require_present(s.moe.shared_scores).shared_experts,
         },
-        modules=module_names("inkling_text"),
         deviations=(FLOAT32_STATES,),
     ),
     "inkling_mm_model": Family(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .....algebra import ceil_div
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, decoder, float32_rmsnorm, glu, listed_kinds, moe, stack_of_layers
 from ..deepseek.deepseek import SIGMOID
 from .inkling import FLOAT32_STATES, MIXER_WRITES, RANGES, profile_mixers
@@ -73,9 +73,7 @@ def _read_inkling2_text(config: Config) -> Table:
 
 def _block_size(config_values: ConfigValues) -> int:
     """Returns the number of layers per block: all layers of the model if there is a single block."""
-    block_starts = [
-        layer_index for layer_index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)
-    ]
+    block_starts = [index for index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
     return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
 
 
@@ -103,7 +101,6 @@ FAMILIES = {
         {"tie_word_embeddings": False},
         frozenset({"tie_word_embeddings"}),
         field_writers={**MIXER_WRITES, "n_layers_per_attn_res_block": _block_size, "hidden_act": lambda s: "silu"},
-        modules=module_names("inkling2_text"),
         earlier_names=EARLIER,
         deviations=(FLOAT32_STATES,),
     ),

@@ -6,7 +6,7 @@ transformers: models/jetmoe. The norms of the layers use the class's default eps
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
@@ -38,6 +38,5 @@ FAMILIES = {
         },
         has_older_aliases=True,
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("jetmoe"),
     )
 }

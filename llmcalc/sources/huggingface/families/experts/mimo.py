@@ -51,11 +51,10 @@ def _read_mimo_v2_flash(config: Config) -> Table:
         num_key_value_heads=config.integer("num_key_value_heads"),
         **biases(config.flag("attention_bias"), *QKV),
     )
-    window = (
-        config.integer("sliding_window_size") + 1
-        if config.has("sliding_window_size")
-        else config.integer("sliding_window")
-    )
+    if config.has("sliding_window_size"):
+        window = config.integer("sliding_window_size") + 1
+    else:
+        window = config.integer("sliding_window")
     sliding_attention = {
         "num_key_value_heads": 2 * config.integer("num_key_value_heads"),
         "sinks": True,

@@ -8,7 +8,7 @@ transformers: models/minimax. The class normalises the input of each sublayer an
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, rope, stack_of_kinds
 
 
@@ -57,7 +57,6 @@ FAMILIES = {
         | {"postnorm", "rotary_dim", "shared_moe_mode"},
         aliases={"num_local_experts": "num_experts"},
         has_older_aliases=True,
-        modules=module_names("minimax"),
         earlier_names={"mlp": "block_sparse_moe"},
     )
 }

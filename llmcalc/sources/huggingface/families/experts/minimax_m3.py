@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     Table,
@@ -71,11 +71,10 @@ def _read_minimax_m3(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", {"full_attention": "full", "minimax_m3_sparse": "sparse"}, default_layer_kinds
     )
-    ffn_kinds = (
-        _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
-        if config.has("moe_layer_freq")
-        else ["moe"] * depth
-    )
+    if config.has("moe_layer_freq"):
+        ffn_kinds = _names_of_flags(config, "moe_layer_freq", "dense", "moe", depth)
+    else:
+        ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
     mixer = attention(
         config, position={**full_rope(config), "rotary_dim": config.integer("rotary_dim")}, **qk_norm_fields(norm)
@@ -181,7 +180,6 @@ FAMILIES = {
         None,
         text_type="minimax_m3_vl_text",
         tying_source="either",
-        modules=module_names("minimax_m3_vl"),
         tower_file="qwen",
     ),
 }

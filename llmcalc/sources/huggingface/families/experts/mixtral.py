@@ -67,11 +67,10 @@ def _read_qwen2_moe(config: Config) -> Table:
     )
     # The class writes a window of 0 into a config without `use_sliding_window`.
     window = config.optional_integer("sliding_window") if uses_window else None
-    layer_windows = (
-        (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
-        if window is not None
-        else (["full"] * depth, {"full": {}})
-    )
+    if window is not None:
+        layer_windows = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
+    else:
+        layer_windows = (["full"] * depth, {"full": {}})
     mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
     expert_fields = {"shared_expert": glu(config, ffn_width=shared_width), "shared_expert_gate": True}
     return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, layer_windows)
@@ -116,16 +115,15 @@ def qwen_moe_decoder(
         "moe" if experts and layer not in dense_layers and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
     ]
-    expert_ffn = (
-        moe(
+    if "moe" in layer_kinds:
+        expert_ffn = moe(
             experts,
             config.integer("num_experts_per_tok"),
             glu(config, ffn_width=config.integer("moe_intermediate_size")),
             **moe_fields,
         )
-        if "moe" in layer_kinds
-        else {}
-    )
+    else:
+        expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
     block = layer_table(mixer, ffn, norm)
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}

@@ -72,11 +72,9 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
     listed_indices = config.get("moe_layers_enum")
     if listed_indices is None:
         return ["dense" if layer < 3 else "moe" for layer in range(depth)]
-    index_texts = (
-        [index_text for index_text in listed_indices.split(",") if index_text.strip()]
-        if isinstance(listed_indices, str)
-        else listed_indices
-    )
+    index_texts = listed_indices
+    if isinstance(listed_indices, str):
+        index_texts = [index_text for index_text in listed_indices.split(",") if index_text.strip()]
     if not isinstance(index_texts, list) or not all(
         is_json_integer(index_text) or str(index_text).strip().isdecimal() for index_text in index_texts
     ):

@@ -61,7 +61,6 @@ FAMILIES = {
         frozenset({"final_logit_softcapping", "hidden_act", "cache_implementation", "global_head_dim"}),
         field_writers=LOCAL_THETA_WRITES,
         has_text_class=False,
-        modules=module_names("diffusion_gemma_text"),
     ),
     "diffusion_gemma": Family(
         None, text_type="diffusion_gemma_text", modules=module_names("gemma4_tower"), tower_file="gemma"

@@ -93,7 +93,6 @@ FAMILIES = {
             "embedding_dim": lambda s: s.spec.head.size,
             "sliding_window": lambda s: (require_present(s.window) - 1) // 2,
         },
-        modules=module_names("embedding_gemma2_text"),
     ),
     "embedding_gemma2": Family(
         None,

@@ -50,11 +50,9 @@ def _gemma_attention(config: Config, **attention_fields: Any) -> Table:
 
 def score_cap_fields(config: Config) -> Table:
     """Returns the soft cap of attention scores, if the config sets one."""
-    return (
-        {}
-        if config.get("attn_logit_softcapping") is None
-        else {"attn_logit_softcapping": config.number("attn_logit_softcapping")}
-    )
+    if config.get("attn_logit_softcapping") is None:
+        return {}
+    return {"attn_logit_softcapping": config.number("attn_logit_softcapping")}
 
 
 def _read_gemma(config: Config) -> Table:
@@ -63,21 +61,13 @@ def _read_gemma(config: Config) -> Table:
 
 def read_gemma2(config: Config) -> Table:
     """Reads Gemma 2: norms before and after each part, and windows in every second layer."""
-    return gemma_decoder(
-        config,
-        _gemma_attention(config, **score_cap_fields(config)),
-        "sandwich",
-        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2)),
-    )
+    return _decoder_with_windows(config, "sandwich")
 
 
-def _read_vaultgemma(config: Config) -> Table:
-    return gemma_decoder(
-        config,
-        _gemma_attention(config, **score_cap_fields(config)),
-        "pre",
-        sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2)),
-    )
+def _decoder_with_windows(config: Config, norm_placement: str) -> Table:
+    """Returns a decoder with capped attention scores and windows in every second layer."""
+    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
+    return gemma_decoder(config, _gemma_attention(config, **score_cap_fields(config)), norm_placement, stack)
 
 
 def local_theta(config: Config) -> float:
@@ -112,7 +102,7 @@ LOCAL_THETA_WRITES: Writes = {"rope_local_base_freq": lambda s: s.sliding_mixer.
 FAMILIES = {
     "gemma": Family(_read_gemma, ignored_fields=frozenset({"hidden_activation", "num_image_tokens"})),
     "gemma2": Family(read_gemma2, ignored_fields=IGNORED | {"hidden_act"}),
-    "vaultgemma": Family(_read_vaultgemma, ignored_fields=IGNORED | {"hidden_act"}),
+    "vaultgemma": Family(lambda config: _decoder_with_windows(config, "pre"), ignored_fields=IGNORED | {"hidden_act"}),
     "gemma3_text": Family(
         _read_gemma3, {"sliding_window_pattern": 6}, IGNORED | {"hidden_act"}, field_writers=LOCAL_THETA_WRITES
     ),

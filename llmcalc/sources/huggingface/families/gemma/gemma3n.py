@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -128,7 +128,6 @@ FAMILIES = {
             "num_kv_shared_layers": shared_layer_count,
             "intermediate_size": _widths_of_layers,
         },
-        modules=module_names("gemma3n_text"),
     ),
     "gemma3n": Family(None, text_type="gemma3n_text", tower_file="gemma"),
 }

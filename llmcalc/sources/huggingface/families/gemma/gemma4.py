@@ -107,10 +107,6 @@ def _read_gemma4(config: Config) -> Table:
     )
 
 
-def _read_gemma4_unified(config: Config) -> Table:
-    return _gemma4_decoder(config, has_experts=False, has_layer_inputs=False)
-
-
 def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     """Returns the norm, the kind of each layer, and the attention of full layers."""
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
@@ -224,7 +220,6 @@ FAMILIES = {
             "enable_moe_block": lambda s: bool(s.expert_layers()),
             "use_bidirectional_attention": lambda s: "all" if s.spec.kind == "encoder" else None,
         },
-        modules=module_names("gemma4_text"),
     ),
     "gemma4": Family(
         None,
@@ -235,7 +230,7 @@ FAMILIES = {
         write_tower_sections=gemma4_sections,
     ),
     "gemma4_unified_text": Family(
-        _read_gemma4_unified,
+        lambda config: _gemma4_decoder(config, has_experts=False, has_layer_inputs=False),
         {"global_head_dim": 512, "num_global_key_value_heads": None},
         IGNORED | {"hidden_size_per_layer_input", "enable_moe_block"},
     ),
@@ -243,7 +238,6 @@ FAMILIES = {
         None,
         text_type="gemma4_unified_text",
         quirks=Quirks(makes_mask=("ForConditionalGeneration",)),
-        modules=module_names("gemma4_unified"),
         tower_file="gemma",
     ),
 }

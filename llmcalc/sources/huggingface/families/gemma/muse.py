@@ -12,7 +12,7 @@ from .....components.base import LARGEST
 from .....components.networks.moe import MoE
 from ...absent_value import require_present
 from ...config import Config, is_number
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     DENSE_OR_MOE,
     FULL_OR_SLIDING,
@@ -120,10 +120,7 @@ def _position_changes(config: Config, full_flags: list[bool]) -> list[Table]:
             "layer_rope_theta", rope_bases, f"{len(full_flags)} bases of RoPE, 0 for a layer without positions"
         )
     rotary_position = rope(config)
-    return [
-        {"position": {**rotary_position, "rope_theta": float(rope_base)} if rope_base else "none"}
-        for rope_base in rope_bases
-    ]
+    return [{"position": {**rotary_position, "rope_theta": float(base)} if base else "none"} for base in rope_bases]
 
 
 def _window_field(config: Config, layer_kind: str) -> Table:
@@ -155,6 +152,5 @@ FAMILIES = {
             ],
             "moe_hidden_size": lambda s: require_present(s.moe.latent).moe_latent_size,
         },
-        modules=module_names("muse_spark_text"),
     ),
 }

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import CLASSIFIERS, Family, Quirks, field_names, module_names
+from ...family import CLASSIFIERS, Family, Quirks, field_names
 from ...parts import (
     QKVO,
     Table,
@@ -105,10 +105,8 @@ def _read_t5gemma2(config: Config) -> Table:
                 f"{encoder_config.integer(field_name)}, which is the encoder's",
             )
     is_tied, hidden_size = config.flag("tie_word_embeddings"), decoder_config.integer("hidden_size")
-    encoder, decoder = (
-        _stack_fields(encoder_config),
-        _stack_fields(decoder_config, has_merged_attention=True),
-    )
+    encoder = _stack_fields(encoder_config)
+    decoder = _stack_fields(decoder_config, has_merged_attention=True)
     from ...towers import read_towers
 
     towers, notes = read_towers(
@@ -258,14 +256,12 @@ FAMILIES = {
             "is_encoder_decoder": lambda s: s.spec.kind == "encoder-decoder",
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
-        modules=module_names("t5gemma"),
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),
     "t5gemma2": Family(
         _read_t5gemma2,
         ignored_fields=IGNORED,
         quirks=Quirks(reads_values=CLASSIFIERS, refuses_cache=CLASSIFIERS),
-        modules=module_names("t5gemma2"),
         tower_file="siglip",
         dropout_fields={**T5_DROPOUT, "attention": "attention_dropout"},
     ),

@@ -17,10 +17,6 @@ def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
 
 
-def _read_glm4(config: Config) -> Table:
-    return _read_glm(config, "sandwich")
-
-
 HALVES_MODULES: Modules = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}
 
 GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
@@ -28,6 +24,8 @@ GLM4_MODULES: Modules = {"self_attn_post_norm": "post_self_attn_layernorm", "mlp
 FAMILIES = {
     "glm": Family(_read_glm, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules=HALVES_MODULES),
     "glm4": Family(
-        _read_glm4, field_writers={**UNPADDED, **PARTIAL_ROTARY}, modules={**HALVES_MODULES, **GLM4_MODULES}
+        lambda config: _read_glm(config, "sandwich"),
+        field_writers={**UNPADDED, **PARTIAL_ROTARY},
+        modules={**HALVES_MODULES, **GLM4_MODULES},
     ),
 }

@@ -12,7 +12,7 @@ from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
 from ...dropout import HIDDEN_DROPOUT
-from ...family import Deviation, Family, field_names, module_names
+from ...family import Deviation, Family, field_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp, rope
 from .gpt import full_width_heads, non_gated_ffn
 
@@ -137,7 +137,6 @@ FAMILIES = {
         ),
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         has_older_aliases=True,
-        modules=module_names("bloom"),
         dropout_fields=HIDDEN_DROPOUT,
     ),
     "falcon": Family(
@@ -153,7 +152,6 @@ FAMILIES = {
         },
         has_older_aliases=True,
         deviations=(KEEPS_EVERY_HEAD,),
-        modules=module_names("falcon"),
         dropout_fields={"feed_forward": "hidden_dropout"},  # of the sum of both branches
     ),
     "mpt": Family(
@@ -166,7 +164,6 @@ FAMILIES = {
             "num_attention_heads": "n_heads",
             "max_position_embeddings": "max_seq_len",
         },
-        modules=module_names("mpt"),
         dropout_fields={},
     ),
 }

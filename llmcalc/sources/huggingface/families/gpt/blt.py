@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, attention, decoder, glu, layer_table, rmsnorm
 
 
 def _read_blt(config: Config) -> Table:
     global_config, local_encoder, local_decoder = (
-        config.section(f"{section_name}_config", defaults)
-        for section_name, defaults in SECTIONS.items()
-        if section_name != "patcher"
+        config.section(f"{name}_config", defaults) for name, defaults in SECTIONS.items() if name != "patcher"
     )
     hidden, vectors_per_patch = local_encoder.integer("hidden_size"), config.integer("cross_attn_k")
     for stack_config, field, expected_value in (
@@ -159,7 +157,6 @@ FAMILIES = {
         _read_blt,
         defaults={"encoder_hash_byte_group_size": [3, 4, 5, 6, 7, 8]},
         ignored_fields=frozenset({"max_position_embeddings"}),
-        modules=module_names("blt"),
         quirks=Quirks(reads_values=EVERY, counted_field_values={"use_cache": False}),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, decoder, layer_table, rmsnorm
 from ...writes import Writes
 
@@ -68,7 +68,6 @@ FAMILIES = {
     "cpmant": Family(
         _read_cpmant,
         field_writers=WRITES,
-        modules=module_names("cpmant"),
         dropout_fields=dict.fromkeys(("attention", "attention_output", "activation", "feed_forward"), "dropout_p"),
     )
 }

@@ -6,7 +6,7 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import QKVO, Table, biases, decoder, layer_table, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
@@ -31,7 +31,6 @@ FAMILIES = {
         ),
         aliases=ALIASES,
         field_writers={"dff": lambda s: s.network.intermediate_size},
-        modules=module_names("ctrl"),
         dropout_fields={"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
     )
 }

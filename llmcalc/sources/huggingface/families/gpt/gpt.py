@@ -110,11 +110,9 @@ def _read_gpt_bigcode(config: Config) -> Table:
 
 
 def _read_gpt_neo(config: Config) -> Table:
-    attention_types, depth, window = (
-        config.get("attention_types"),
-        config.integer("num_hidden_layers"),
-        config.integer("window_size"),
-    )
+    attention_types = config.get("attention_types")
+    depth = config.integer("num_hidden_layers")
+    window = config.integer("window_size")
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
     layer_configs: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
     layer_kinds: list[str] = []
@@ -208,9 +206,7 @@ def _activation_name(config_values: ConfigValues) -> str:
 
 def _attention_types(config_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    return [
-        [["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in config_values.layer_kinds()
-    ]
+    return [[["global" if kind == "full_attention" else "local"], 1] for kind in config_values.layer_kinds()]
 
 
 def _with_cache_of_every_token(op: Op) -> Op:
@@ -228,12 +224,9 @@ FAMILIES = {
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
         field_writers={"afn": _activation_name},
-        modules=module_names("openai-gpt"),
         dropout_fields=GPT2_DROPOUT,
     ),
-    "gpt2": Family(
-        _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
-    ),
+    "gpt2": Family(_read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "gpt-sw3": Family(
         _read_gpt2, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gpt2"), dropout_fields=GPT2_DROPOUT
     ),
@@ -251,7 +244,6 @@ FAMILIES = {
         aliases={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
         field_writers={"attention_types": _attention_types, "window_size": lambda s: require_present(s.window)},
         deviations=(KEEPS_EVERY_TOKEN,),
-        modules=module_names("gpt_neo"),
         dropout_fields={
             "embedding": "embed_dropout",
             "attention": "attention_dropout",
@@ -259,21 +251,17 @@ FAMILIES = {
             "feed_forward": "resid_dropout",
         },
     ),
-    "gptj": Family(
-        read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, modules=module_names("gptj"), dropout_fields=GPT2_DROPOUT
-    ),
+    "gptj": Family(read_gptj, ignored_fields=NO_COUNT, aliases=ALIASES, dropout_fields=GPT2_DROPOUT),
     "codegen": Family(
         read_gptj,
         ignored_fields=NO_COUNT,
         aliases=ALIASES,
-        modules=module_names("codegen"),
         dropout_fields=GPT2_DROPOUT,
     ),
     "gpt_neox": Family(
         _read_gpt_neox,
         ignored_fields=NO_COUNT,
         field_writers={"rotary_pct": "partial_rotary_factor"},
-        modules=module_names("gpt_neox"),
         dropout_fields={**HIDDEN_DROPOUT, "embedding": "hidden_dropout"},
     ),
     "gpt_neox_japanese": Family(

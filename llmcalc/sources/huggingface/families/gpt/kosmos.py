@@ -7,6 +7,7 @@ transformers: models/kosmos2, models/kosmos2_5.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...config import Config
@@ -37,6 +38,14 @@ def _read_kosmos2_5(config: Config) -> Table:
 
 NO_COUNT = frozenset({"no_scale_embedding"})
 ALIASES = {"hidden_size": "embed_dim", "num_hidden_layers": "layers", "num_attention_heads": "attention_heads"}
+TEXT_MODEL = Family(
+    _read_kosmos2,
+    ignored_fields=NO_COUNT,
+    aliases=ALIASES,
+    modules=module_names("kosmos"),
+    dropout_fields=BART_DROPOUT,
+)
+
 FAMILIES = {
     "kosmos-2": Family(
         None,
@@ -44,24 +53,12 @@ FAMILIES = {
         tying_source="either",
         uncounted_encoders={"vision_config": "kosmos_2_vision_model"},
     ),
-    "kosmos_2_text_model": Family(
-        _read_kosmos2,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=module_names("kosmos"),
-        dropout_fields=BART_DROPOUT,
-    ),
+    "kosmos_2_text_model": TEXT_MODEL,
     "kosmos-2.5": Family(
         None,
         text_type="kosmos_2_5_text_model",
         tying_source="text",
         uncounted_encoders={"vision_config": "kosmos_2_5_vision_model"},
     ),
-    "kosmos_2_5_text_model": Family(
-        _read_kosmos2_5,
-        ignored_fields=NO_COUNT,
-        aliases=ALIASES,
-        modules=module_names("kosmos"),
-        dropout_fields=BART_DROPOUT,
-    ),
+    "kosmos_2_5_text_model": replace(TEXT_MODEL, read_model=_read_kosmos2_5),
 }

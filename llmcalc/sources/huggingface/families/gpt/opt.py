@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 
 def _read_opt(config: Config) -> Table:
-    bias, pre_norm, hidden = (
-        config.flag("enable_bias"),
-        config.flag("do_layer_norm_before"),
-        config.integer("hidden_size"),
-    )
+    bias = config.flag("enable_bias")
+    pre_norm = config.flag("do_layer_norm_before")
+    hidden = config.integer("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
         full_width_heads(config, **biases(bias, *QKVO)),

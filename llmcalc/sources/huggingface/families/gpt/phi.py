@@ -6,7 +6,7 @@ transformers: models/phi, models/phi3, models/persimmon, models/stablelm, models
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     QKV,
     QKVO,
@@ -81,7 +81,6 @@ FAMILIES = {
         {"head_dim": None},
         frozenset({"attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias"}),
         field_writers={**UNPADDED, **PARTIAL_ROTARY},
-        modules=module_names("phi3"),
         dropout_fields={
             "attention": "attention_dropout",
             "attention_output": "resid_pdrop",
@@ -92,7 +91,6 @@ FAMILIES = {
         _read_phi,
         {"head_dim": None},
         field_writers=PARTIAL_ROTARY,
-        modules=module_names("phi"),
         dropout_fields={
             "embedding": "embd_pdrop",
             "attention": "attention_dropout",
@@ -104,7 +102,6 @@ FAMILIES = {
         _read_persimmon,
         ignored_fields=frozenset({"num_key_value_heads"}),
         field_writers=PARTIAL_ROTARY,
-        modules=module_names("persimmon"),
         dropout_fields={"attention": "attention_dropout", "feed_forward": "hidden_dropout"},
     ),
     "stablelm": Family(

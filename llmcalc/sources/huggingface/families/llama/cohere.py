@@ -120,10 +120,7 @@ def _read_cohere2_moe(config: Config) -> Table:
         }
     norm = rmsnorm(config.number("rms_norm_eps")) if config.get("rms_norm_eps") is not None else _layer_norm(config)
     kind_pattern = layer_pattern(
-        [
-            f"{network_kind}_{attention_kind}"
-            for attention_kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)
-        ]
+        [f"{network_kind}_{kind}" for kind, network_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
     return _parallel_decoder(
         config,
@@ -148,10 +145,7 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     stack = stack_of_variants(
-        {
-            attention_kind: {"attention": attention_changes}
-            for attention_kind, attention_changes in layer_configs.items()
-        },
+        {kind: {"attention": changes} for kind, changes in layer_configs.items()},
         layer_kinds,
     )
     return _parallel_decoder(

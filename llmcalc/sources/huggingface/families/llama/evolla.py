@@ -7,7 +7,7 @@ transformers: models/evolla.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     IDLE_CROSS_ATTENTION,
     QKVO,
@@ -63,6 +63,5 @@ FAMILIES = {
         tower_class_prefixes="Evolla",
         uncounted_encoders={"protein_encoder_config": "SaProt"},
         uncounted_modules="protein_encoder + model.protein_encoder",
-        modules=module_names("evolla"),
     )
 }

@@ -69,10 +69,6 @@ def _shared_experts(config: Config) -> Table:
     )
 
 
-def _read_granitemoeshared(config: Config) -> Table:
-    return _decoder_with_attention(config, _shared_experts(config))
-
-
 def _read_hyperclovax(config: Config) -> Table:
     return _decoder_with_attention(
         config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
@@ -97,19 +93,14 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
         raise config.error("layer_rope_theta", rope_bases, f"{depth} bases of RoPE, 0 for a layer without positions")
     layers: list[tuple[str, Table]] = []
     for layer_kind, rope_base in zip(layer_kinds, rope_bases or [None] * depth, strict=False):
-        position = (
-            {}
-            if rope_base is None
-            else {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
-        )
+        if rope_base is None:
+            position = {}
+        else:
+            position = {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
         layers.append(
             (layer_kind, {"attention": {**position, **({"sliding_window": window} if layer_kind == "sliding" else {})}})
         )
     return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
-
-
-def _read_granite_swa(config: Config) -> Table:
-    return _sliding_decoder(config, glu(config, config.flag("mlp_bias")))
 
 
 def _read_granitemoe_swa(config: Config) -> Table:
@@ -142,11 +133,17 @@ FAMILIES = {
         None, text_type="granite_docling_text", uncounted_encoders={"vision_config": "granite_docling_vision"}
     ),
     "granite_docling_text": Family(_read_granite),
-    "granitemoe": Family(_read_granitemoe, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
-    "granitemoeshared": Family(_read_granitemoeshared, modules=module_names("granite"), earlier_names=GRANITE_EARLIER),
+    "granitemoe": Family(_read_granitemoe, earlier_names=GRANITE_EARLIER),
+    "granitemoeshared": Family(
+        lambda config: _decoder_with_attention(config, _shared_experts(config)),
+        modules=module_names("granitemoe"),
+        earlier_names=GRANITE_EARLIER,
+    ),
     "hyperclovax": Family(
         _read_hyperclovax, modules={"self_attn_post_norm": "post_norm1", "mlp_post_norm": "post_norm2"}
     ),
-    "granite_swa": Family(_read_granite_swa, field_writers=BASES_WRITES),
-    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granite")),
+    "granite_swa": Family(
+        lambda config: _sliding_decoder(config, glu(config, config.flag("mlp_bias"))), field_writers=BASES_WRITES
+    ),
+    "granitemoe_swa": Family(_read_granitemoe_swa, field_writers=BASES_WRITES, modules=module_names("granitemoe")),
 }

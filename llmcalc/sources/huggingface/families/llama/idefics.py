@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 from ...writes import Writes
 
@@ -73,7 +73,6 @@ FAMILIES = {
         uncounted_modules="model.vision_model + model.perceiver_resampler + vision_model + perceiver_resampler",
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY, further_inputs=_empty_image_arguments),
-        modules=module_names("idefics"),
         dropout_fields={"attention": "dropout", "attention_output": "dropout", "feed_forward": "dropout"},
     )
 }

@@ -58,9 +58,7 @@ def sliding_variants(config: Config, by_layer: bool = False) -> Table:
         return {}
     layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
     return {
-        "variants": {
-            variant_name: variant for variant_name, variant in layer_variants.items() if variant_name in layer_kinds
-        },
+        "variants": {name: variant for name, variant in layer_variants.items() if name in layer_kinds},
         **layer_pattern(layer_kinds),
     }
 

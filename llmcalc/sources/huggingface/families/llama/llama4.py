@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .....components.mixers.attention import Attention
 from ...config import Config
-from ...family import Deviation, Family, module_names, op_of_all_experts
+from ...family import Deviation, Family, op_of_all_experts
 from ...parts import (
     QKVO,
     Table,
@@ -44,18 +44,15 @@ def _read_llama4_text(config: Config) -> Table:
     attention_kinds = listed_kinds(
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
-    chunk_size = (
-        {}
-        if config.optional_integer("attention_chunk_size") is None
-        else {"attention_chunk_size": config.integer("attention_chunk_size")}
-    )
+    if config.optional_integer("attention_chunk_size") is None:
+        chunk_size = {}
+    else:
+        chunk_size = {"attention_chunk_size": config.integer("attention_chunk_size")}
     attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
     kinds_of_attention = {
-        f"{attention_range}_{position_kind}": {
-            "attention": {**attention_fields[attention_range], **attention_fields[position_kind]}
-        }
+        f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
         for attention_range in KINDS.values()
-        for position_kind in ("rope", "nope")
+        for kind in ("rope", "nope")
     }
     if config.get("moe_layers") is None:
         expert_interval = config.integer("interleave_moe_layer_step")
@@ -63,17 +60,16 @@ def _read_llama4_text(config: Config) -> Table:
     else:
         config.fields_read.add("interleave_moe_layer_step")
         expert_layers = {*config.integers("moe_layers")}
-    experts = (
-        moe(
+    if expert_layers:
+        experts = moe(
             config.integer("num_local_experts"),
             config.integer("num_experts_per_tok"),
             glu(config),
             glu(config),
             router={"scoring_func": "sigmoid"},
         )
-        if expert_layers
-        else {}
-    )
+    else:
+        experts = {}
     ffn_kinds = ["moe" if layer in expert_layers else "dense" for layer in range(depth)]
     block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
@@ -93,11 +89,10 @@ def _read_llama4_text(config: Config) -> Table:
 def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
     listed_flags, nope_interval = config.get("no_rope_layers"), config.integer("no_rope_layer_interval")
-    rope_flags = (
-        config.integers("no_rope_layers")
-        if listed_flags
-        else [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
-    )
+    if listed_flags:
+        rope_flags = config.integers("no_rope_layers")
+    else:
+        rope_flags = [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
     if len(rope_flags) != depth:
         raise config.error("no_rope_layers", listed_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
     return rope_flags
@@ -128,7 +123,5 @@ FAMILIES = {
         deviations=(EVERY_EXPERT,),
         modules={"mlp": "feed_forward"},
     ),
-    "llama4": Family(
-        None, text_type="llama4_text", tying_source="text", modules=module_names("llama4"), tower_file="pixtral"
-    ),
+    "llama4": Family(None, text_type="llama4_text", tying_source="text", tower_file="pixtral"),
 }

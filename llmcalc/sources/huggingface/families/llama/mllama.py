@@ -8,7 +8,7 @@ transformers: models/mllama.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_pattern, layer_table, qk_norm_fields, rmsnorm
 
 IMAGE_TOKENS = 8
@@ -43,7 +43,5 @@ FAMILIES = {
             "towers.multi_modal_projector.map_1": "multi_modal_projector",
         },
     ),
-    "mllama_text_model": Family(
-        _read_mllama_text_model, modules=module_names("mllama_text_model"), dropout_fields={"attention": "dropout"}
-    ),
+    "mllama_text_model": Family(_read_mllama_text_model, dropout_fields={"attention": "dropout"}),
 }

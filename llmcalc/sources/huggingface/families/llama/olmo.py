@@ -42,10 +42,6 @@ def _decoder_with_qk_norm(
     return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
 
 
-def _read_olmo2(config: Config) -> Table:
-    return _decoder_with_qk_norm(config, glu(config), "output")
-
-
 def _read_olmo3(config: Config) -> Table:
     return _decoder_with_qk_norm(
         config,
@@ -71,7 +67,7 @@ IGNORED = frozenset({"clip_qkv", "norm_topk_prob"})
 
 FAMILIES = {
     "olmo": Family(_read_olmo, ignored_fields=IGNORED),
-    "olmo2": Family(_read_olmo2, ignored_fields=IGNORED),
+    "olmo2": Family(lambda config: _decoder_with_qk_norm(config, glu(config), "output"), ignored_fields=IGNORED),
     "olmo3": Family(_read_olmo3, ignored_fields=IGNORED),
     "olmoe": Family(_read_olmoe, ignored_fields=IGNORED),
     "flex_olmo": Family(_read_flex_olmo, ignored_fields=IGNORED, field_writers=UNPADDED),

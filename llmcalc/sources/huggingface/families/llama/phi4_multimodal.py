@@ -7,19 +7,13 @@ transformers: models/phi4_multimodal.
 
 from __future__ import annotations
 
-from ...config import Config
-from ...family import Family, field_names, module_names
-from ...parts import Table, attention, fused_glu
+from ...family import Family, field_names
+from ...parts import attention, fused_glu
 from .llama import llama_decoder
-
-
-def _read_phi4_multimodal(config: Config) -> Table:
-    return llama_decoder(config, attention(config, fused_qkv=True), ffn=fused_glu(config))
-
 
 FAMILIES = {
     "phi4_multimodal": Family(
-        _read_phi4_multimodal,
+        lambda config: llama_decoder(config, attention(config, fused_qkv=True), ffn=fused_glu(config)),
         {"head_dim": None},
         field_names(
             """
@@ -29,7 +23,6 @@ FAMILIES = {
         ),
         tower_class_prefixes="Phi4Multimodal",
         has_text_class=False,
-        modules=module_names("phi4_multimodal"),
         tower_file="audio",
     )
 }

@@ -8,7 +8,7 @@ transformers: models/smollm3, models/seed_oss, models/arcee, models/apertus, mod
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -42,11 +42,10 @@ def _read_smollm3(config: Config) -> Table:
     window = config.optional_integer("sliding_window")
     rope_flags = config.get("no_rope_layers")
     nope_period = config.integer("no_rope_layer_interval")
-    has_rope = (
-        config.integers("no_rope_layers")
-        if rope_flags is not None
-        else [int((layer + 1) % nope_period != 0) for layer in range(depth)]
-    )
+    if rope_flags is not None:
+        has_rope = config.integers("no_rope_layers")
+    else:
+        has_rope = [int((layer + 1) % nope_period != 0) for layer in range(depth)]
     if len(has_rope) < depth:
         raise config.error("no_rope_layers", rope_flags, f"{depth} times 0 or 1")
     uses_sliding_window = config.flag("use_sliding_window") and window is not None
@@ -116,7 +115,8 @@ FAMILIES = {
     ),
     "arcee": Family(_read_arcee),
     "apertus": Family(
-        read_apertus, ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}), modules=module_names("apertus")
+        read_apertus,
+        ignored_fields=frozenset({"mlp_bias", "post_norm", "qk_norm"}),
     ),
     "helium": Family(_read_helium),
 }

@@ -56,7 +56,6 @@ FAMILIES = {
         uncounted_encoders={"audio_encoder_config": "mimi", "depth_decoder_config": "moshi_depth"},
         uncounted_modules="embed_tokens.* + audio_encoder + depth_decoder",
         quirks=Quirks(makes_mask=EVERY),
-        modules=module_names("moshi"),
     ),
     "kyutai_speech_to_text": Family(
         _read_kyutai_speech_to_text,

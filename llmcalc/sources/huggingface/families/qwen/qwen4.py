@@ -44,11 +44,9 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 
 
 def _read_qwen4(config: Config) -> Table:
-    depth, stream_count, rank = (
-        config.integer("num_hidden_layers"),
-        config.integer("hc_count"),
-        config.integer("hc_lowrank"),
-    )
+    depth = config.integer("num_hidden_layers")
+    stream_count = config.integer("hc_count")
+    rank = config.integer("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
         "type": "attention",
@@ -119,14 +117,10 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
     listed_layers = config.get("ple_layer_ids")
     layer_numbers = [] if listed_layers is None else sorted({*config.integers("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.integer("ngram_size"), config.integer("heads_per_ngram")
-    ngram_width, heads = (
-        config.optional_integer("ple_embed_dim") or config.integer("hidden_size"),
-        (longest_ngram - 1) * heads_per_ngram,
-    )
-    least_prime, row_divisor = (
-        config.integer("ngram_vocab_size_base"),
-        config.integer("make_ngram_vocab_size_divisible_by"),
-    )
+    ngram_width = config.optional_integer("ple_embed_dim") or config.integer("hidden_size")
+    heads = (longest_ngram - 1) * heads_per_ngram
+    least_prime = config.integer("ngram_vocab_size_base")
+    row_divisor = config.integer("make_ngram_vocab_size_divisible_by")
     kernel_size = config.integer("ple_conv_kernel_size")
     if not layer_numbers:
         return {}
@@ -194,9 +188,7 @@ def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
     input_by_layer = {
         layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
     }
-    return {
-        layer_number: ngram_input for layer_number, ngram_input in input_by_layer.items() if ngram_input is not None
-    }
+    return {number: ngram_input for number, ngram_input in input_by_layer.items() if ngram_input is not None}
 
 
 MODULES = {

@@ -14,10 +14,6 @@ from ..experts.mixtral import NO_COUNT, OF_ABSENT_LAYERS, qwen_moe_decoder
 from ..llama.llama import llama_decoder
 
 
-def _read_qwen2_5_omni_text(config: Config) -> Table:
-    return llama_decoder(config, attention(config, **biases(True, *QKV)))
-
-
 def _read_qwen3_omni_moe_text(config: Config) -> Table:
     """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
     config.require("sliding_window", None)
@@ -65,7 +61,9 @@ FAMILIES = {
         uncounted_encoders={"talker_config": "qwen2_5_omni_talker", "token2wav_config": "qwen2_5_omni_token2wav"},
     ),
     "qwen2_5_omni_thinker": Family(None, text_type="qwen2_5_omni_text", tower_file="omni", modules=QWEN2_5_ENCODERS),
-    "qwen2_5_omni_text": Family(_read_qwen2_5_omni_text, {"head_dim": None}),
+    "qwen2_5_omni_text": Family(
+        lambda config: llama_decoder(config, attention(config, **biases(True, *QKV))), {"head_dim": None}
+    ),
     "qwen3_omni_moe": Family(
         None,
         text_type="qwen3_omni_moe_thinker",

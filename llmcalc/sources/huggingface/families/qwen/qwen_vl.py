@@ -24,10 +24,6 @@ def _qwen3(config: Config) -> Table:
     )
 
 
-def _read_qwen3_vl_text(config: Config) -> Table:
-    return llama_decoder(config, _qwen3(config))
-
-
 def read_qwen3_vl_moe_text(config: Config) -> Table:
     return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), _qwen3(config), {})
 
@@ -45,7 +41,7 @@ FAMILIES = {
     "qwen2_5_vl": Family(None, text_type="qwen2_5_vl_text", tying_source="either", tower_file="qwen"),
     "qwen2_5_vl_text": Family(_read_qwen2_vl_text, {"head_dim": None, "tie_word_embeddings": False}, OF_WRAPPER),
     "qwen3_vl": Family(None, text_type="qwen3_vl_text", tower_file="qwen"),
-    "qwen3_vl_text": Family(_read_qwen3_vl_text, {"tie_word_embeddings": False}),
+    "qwen3_vl_text": Family(lambda config: llama_decoder(config, _qwen3(config)), {"tie_word_embeddings": False}),
     "qwen3_vl_moe": Family(None, text_type="qwen3_vl_moe_text", tower_file="qwen"),
     "qwen3_vl_moe_text": Family(read_qwen3_vl_moe_text, ignored_fields=NO_COUNT | OF_ABSENT_LAYERS),
 }

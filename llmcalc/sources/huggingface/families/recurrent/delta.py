@@ -87,9 +87,7 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer + ffn_kind: layer_table(mixers[mixer], ffns_by_kind[ffn_kind], norm)
-        for mixer in mixers
-        for ffn_kind in ffns_by_kind
+        mixer + kind: layer_table(mixers[mixer], ffns_by_kind[kind], norm) for mixer in mixers for kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
@@ -131,10 +129,6 @@ def _read_qwen3_next(config: Config) -> Table:
 
 def _read_qwen3_5(config: Config) -> Table:
     return _qwen_decoder(config, [False] * config.integer("num_hidden_layers"))
-
-
-def _read_qwen3_5_moe(config: Config) -> Table:
-    return _qwen_decoder(config, [True] * config.integer("num_hidden_layers"))
 
 
 OUTSIDE = {
@@ -423,7 +417,7 @@ FAMILIES = {
     ),
     "qwen3_5": Family(None, text_type="qwen3_5_text", tower_file="qwen"),
     "qwen3_5_moe_text": Family(
-        _read_qwen3_5_moe,
+        lambda config: _qwen_decoder(config, [True] * config.integer("num_hidden_layers")),
         {"full_attention_interval": 4},
         IGNORED | {"mlp_only_layers", "intermediate_size"},
         field_writers={**QWEN_WRITES, **PARTIAL_ROTARY},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules, field_names, module_names
+from ...family import Family, Modules, field_names
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -49,10 +49,7 @@ def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: 
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {
-            layer_kind: {**layer_table, "norm": norm, "norm_placement": "pre"}
-            for layer_kind, layer_table in layer_configs.items()
-        },
+        {kind: {**table, "norm": norm, "norm_placement": "pre"} for kind, table in layer_configs.items()},
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
@@ -160,11 +157,13 @@ def _read_bamba(config: Config) -> Table:
     layer_kinds = [
         "attention" if layer in attention_layers else "mamba" for layer in range(config.integer("num_hidden_layers"))
     ]
-    return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
-    )
+    return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
+
+
+def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
+    """Returns a decoder whose layers have mixers of several kinds (`mixers`), and one kind of network."""
+    layers = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
+    return mixed_decoder(config, layers, layer_kinds)
 
 
 def _read_granitemoehybrid(config: Config) -> Table:
@@ -178,11 +177,7 @@ def _read_granitemoehybrid(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = listed_kinds(config, "layer_types", MIXERS, ["mamba"] * config.integer("num_hidden_layers"))
-    return mixed_decoder(
-        config,
-        {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()},
-        layer_kinds,
-    )
+    return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
 def _read_falcon_h1(config: Config) -> Table:
@@ -265,7 +260,6 @@ FAMILIES = {
             ),
         },
         has_older_aliases=True,
-        modules=module_names("granitemoehybrid"),
         earlier_names=GRANITE_EARLIER,
     ),
     "falcon_h1": Family(

@@ -66,10 +66,8 @@ def _read_lfm2(config: Config) -> Table:
     if config.flag("block_auto_adjust_ff_dim"):
         ffn_width = floor(2 * ffn_width / 3)
         if config.get("block_ffn_dim_multiplier") is not None:
-            width_multiple, width_factor = (
-                config.integer("block_multiple_of"),
-                config.number("block_ffn_dim_multiplier"),
-            )
+            width_multiple = config.integer("block_multiple_of")
+            width_factor = config.number("block_ffn_dim_multiplier")
             if width_factor * ffn_width < 1:
                 raise config.error("block_ffn_dim_multiplier", width_factor, f"at least 1 / {ffn_width}")
             ffn_width = -(-floor(ffn_width * width_factor) // width_multiple) * width_multiple
@@ -133,9 +131,7 @@ def _read_lfm3(config: Config) -> Table:
     )
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}, layer_kinds
-    )
+    stack = stack_of_kinds({kind: {**block, "attention": mixer} for kind, mixer in mixers.items()}, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack)
 
 
@@ -158,7 +154,6 @@ FAMILIES = {
         _read_lfm2,
         ignored_fields=UNUSED,
         field_writers={"block_auto_adjust_ff_dim": lambda s: False},
-        modules=module_names("lfm2"),
         dropout_fields={},
     ),
     "lfm2_moe": Family(

@@ -121,10 +121,8 @@ def _read_nemotron_h(config: Config) -> Table:
 
 def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> Table:
     """Returns a model of layers with a single mixer or network. layers: each layer's kind and fields."""
-    norm, activation = (
-        float32_rmsnorm(config.number("layer_norm_epsilon")),
-        config.choice(ACTIVATIONS, "mlp_hidden_act"),
-    )
+    norm = float32_rmsnorm(config.number("layer_norm_epsilon"))
+    activation = config.choice(ACTIVATIONS, "mlp_hidden_act")
     layer_parts: dict[str, Callable[[Config], Table]] = {
         "mamba": lambda layer_config: {"attention": _mamba(layer_config), "feed_forward": NONE},
         "attention": lambda layer_config: {
@@ -144,9 +142,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
     kind_names: list[str] = []
     for layer_kind, layer_config in layers:
         layer_fields = {**layer_parts[layer_kind](layer_config), "norm": norm, "norm_placement": "pre"}
-        names_of_kind = [
-            variant_name for variant_name in layer_table_by_kind if variant_name.partition("_")[0] == layer_kind
-        ]
+        names_of_kind = [name for name in layer_table_by_kind if name.partition("_")[0] == layer_kind]
         new_name = f"{layer_kind}_{len(names_of_kind)}" if names_of_kind else layer_kind
         variant_name = next(
             (variant_name for variant_name in names_of_kind if layer_table_by_kind[variant_name] == layer_fields),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import (
     ACTIVATIONS,
     QKV,
@@ -71,6 +71,5 @@ FAMILIES = {
             "intermediate_size": lambda s: 2 * s.network.intermediate_size,
             **PARTIAL_ROTARY,
         },
-        modules=module_names("recurrent_gemma"),
     )
 }

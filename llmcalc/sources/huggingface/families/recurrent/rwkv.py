@@ -6,7 +6,7 @@ transformers: models/rwkv.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, decoder, layer_table, layernorm
 
 
@@ -30,7 +30,6 @@ FAMILIES = {
         _read_rwkv,
         aliases={"max_position_embeddings": "context_length"},
         field_writers={"intermediate_size": lambda s: s.networks[0].intermediate_size},
-        modules=module_names("rwkv"),
         dropout_fields={},
     )
 }

@@ -9,7 +9,7 @@ from math import floor
 
 from ...absent_value import require_present
 from ...config import Config
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import Table, biases, decoder, layer_table, rmsnorm
 from ...writes import Value
 
@@ -87,7 +87,6 @@ FAMILIES = {
             "ffn_round_up_to_multiple_of": lambda s: s.network.intermediate_size,
             "ffn_proj_factor": lambda s: s.network.intermediate_size / s.spec.hidden_size,
         },
-        modules=module_names("xlstm"),
         dropout_fields={},
     )
 }

@@ -123,11 +123,10 @@ def _read_zamba(config: Config) -> Table:
         for layer in range(config.integer("num_hidden_layers") - len(FIRST))
     ]
     layer_types = config.get("layers_block_type", "layer_types")
-    layer_kinds = (
-        [*FIRST, *later_kinds]
-        if layer_types is None
-        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
-    )
+    if layer_types is None:
+        layer_kinds = [*FIRST, *later_kinds]
+    else:
+        layer_kinds = listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
     return _hybrid_decoder(
         config, mixer, {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}, layer_kinds, 1
     )
@@ -181,11 +180,9 @@ def _read_zamba2(config: Config) -> Table:
         "attention_adapters": has_adapters,
     }
     layer_types: Any = config.get("layers_block_type", "layer_types")
-    layer_kinds = (
-        ZAMBA2
-        if layer_types is None
-        else listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
-    )
+    layer_kinds = ZAMBA2
+    if layer_types is not None:
+        layer_kinds = listed_kinds(config, "layers_block_type", KINDS, [""] * config.integer("num_hidden_layers"))
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
     return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 

@@ -109,13 +109,12 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
             raise config.error(
                 "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
             )
-        attention_sizes = (
-            {"finds": candidate_block_fields}
-            if layer == candidate_source_layer
-            else {"candidates": candidate_block_fields}
-            if layer > candidate_source_layer >= 0
-            else {}
-        )
+        if layer == candidate_source_layer:
+            attention_sizes = {"finds": candidate_block_fields}
+        elif layer > candidate_source_layer >= 0:
+            attention_sizes = {"candidates": candidate_block_fields}
+        else:
+            attention_sizes = {}
         layers.append(
             (
                 "full" if layer in kv_sources else "selecting",
@@ -151,9 +150,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {
-        i: {"ngram_input": {"ngram_rows": row_count, **common_fields}} for i, row_count in rows_by_layer if i < depth
-    }
+    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {

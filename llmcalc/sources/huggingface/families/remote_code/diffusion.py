@@ -83,11 +83,10 @@ def _read_llada_moe(config: Config) -> Table:
     if len(expert_frequencies) != depth or any(layer_kind not in (0, 1) for layer_kind in expert_frequencies):
         raise config.error("moe_layer_freq", expert_flags, f"1, or {depth} times 0 or 1")
     layer_kinds = ["moe" if layer_kind else "dense" for layer_kind in expert_frequencies]
-    dense_ffn = (
-        {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
-        if "dense" in layer_kinds
-        else {}
-    )
+    if "dense" in layer_kinds:
+        dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
+    else:
+        dense_ffn = {}
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(mixer, experts, norm)
     stack = stack_of_combined_kinds(

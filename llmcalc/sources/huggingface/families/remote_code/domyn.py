@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...code_addresses import VLLM
 from ...config import Config, is_json_integer
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import Table, attention, decoder, glu, layer_table, qk_norm_fields, rmsnorm, stack_of_layers
 
 PATTERN = [0, 0, *[1, 1, 1, 0] * 8, 0, 0]
@@ -75,7 +75,6 @@ FAMILIES = {
             "head_sizes": [64 if is_local else 256 for is_local in PATTERN],
         },
         frozenset({"head_dim", "head_sizes", "max_window_layers", "trained_vocab_size"}),
-        modules=module_names("domynedge"),
         source=f"{VLLM}domyn_edge.py",
     )
 }

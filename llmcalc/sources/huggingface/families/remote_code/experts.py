@@ -160,11 +160,9 @@ def _read_hunyuan(config: Config) -> Table:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     ffn: Table = glu(config)
     if config.integer("num_experts") > 1:
-        expert_width = (
-            _size_in_all_layers(config, "moe_intermediate_size", depth)
-            if config.has("moe_intermediate_size")
-            else ffn_width
-        )
+        expert_width = ffn_width
+        if config.has("moe_intermediate_size"):
+            expert_width = _size_in_all_layers(config, "moe_intermediate_size", depth)
         shared_ffn = glu(config, ffn_width=ffn_width * _size_in_all_layers(config, "num_shared_expert", depth))
         ffn = moe(
             config.integer("num_experts"),
@@ -281,9 +279,7 @@ def _read_smallthinker(config: Config) -> Table:
     `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
     """
     depth = config.integer("num_hidden_layers")
-    rope_flags, window_flags = (
-        _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUTS.items()
-    )
+    rope_flags, window_flags = (_layer_flags(config, name, depth, flag) for name, flag in LAYOUTS.items())
     window = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}

@@ -39,13 +39,12 @@ def _moondream_text_of_version(config: Config, first_version: float) -> Table:
     stated_version = config.data.get("version")
     config.fields_read.add("version")
     try:
-        version_number = (
-            float(stated_version)
-            if isinstance(stated_version, str) or is_number(stated_version)
-            else first_version
-            if stated_version is None
-            else None
-        )
+        if isinstance(stated_version, str) or is_number(stated_version):
+            version_number = float(stated_version)
+        elif stated_version is None:
+            version_number = first_version
+        else:
+            version_number = None
     except (ValueError, OverflowError):
         version_number = None
     if version_number not in TEXT_OF_VERSION:

@@ -175,11 +175,9 @@ def _is_size(config_value: Any) -> bool:
 
 def _read_openelm(config: Config) -> Table:
     """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
-    depth, hidden_size, width_divisor = (
-        config.integer("num_hidden_layers"),
-        config.integer("hidden_size"),
-        config.integer("ffn_dim_divisor"),
-    )
+    depth = config.integer("num_hidden_layers")
+    hidden_size = config.integer("hidden_size")
+    width_divisor = config.integer("ffn_dim_divisor")
     config.require("ffn_with_glu", True)
     norm, head_dim = rmsnorm(), config.integer("head_dim")
     qk_norms = qk_norm_fields(norm) if config.flag("normalize_qk_projections") else {}

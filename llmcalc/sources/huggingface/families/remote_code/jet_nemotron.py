@@ -69,11 +69,9 @@ def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, A
 
 
 def _jet_block(config: Config, block_config: Config) -> Table:
-    heads, key_dim, value_expansion = (
-        block_config.integer("num_heads"),
-        block_config.integer("head_dim"),
-        block_config.number("expand_v"),
-    )
+    heads = block_config.integer("num_heads")
+    key_dim = block_config.integer("head_dim")
+    value_expansion = block_config.number("expand_v")
     value_dim, exact_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, exact_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")

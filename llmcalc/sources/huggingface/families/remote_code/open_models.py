@@ -51,10 +51,8 @@ def _read_hf_olmo(config: Config) -> Table:
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
     block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
-    embedding_rows, is_tied = (
-        config.optional_integer("embedding_size") or config.integer("vocab_size"),
-        config.flag("tie_word_embeddings"),
-    )
+    embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
+    is_tied = config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
     head = biases(bias and not is_tied, "bias")
     return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}

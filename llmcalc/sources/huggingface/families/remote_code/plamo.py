@@ -26,16 +26,12 @@ from ...parts import (
 
 def _read_plamo2(config: Config) -> Table:
     """Reads PLaMo 2: every `mamba_step`-th layer has attention; `full_attention_idx` lists layers without a window."""
-    eps, depth, mamba_period = (
-        config.number("rms_norm_eps"),
-        config.integer("num_hidden_layers"),
-        config.integer("mamba_step"),
-    )
-    norm, heads, hidden_size = (
-        offset_rmsnorm(eps),
-        config.integer("num_attention_heads"),
-        config.integer("hidden_size_per_head"),
-    )
+    eps = config.number("rms_norm_eps")
+    depth = config.integer("num_hidden_layers")
+    mamba_period = config.integer("mamba_step")
+    norm = offset_rmsnorm(eps)
+    heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size_per_head")
     window, full_layers = config.optional_integer("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.integers("full_attention_idx"))
     mixer = {
@@ -81,10 +77,8 @@ def _is_mamba(config: Config, layer_index: int, depth: int, mamba_period: int) -
 def _read_plamo3(config: Config) -> Table:
     """Reads PLaMo 3: every `sliding_window_pattern`-th layer attends to all tokens."""
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    window, layer_windows = (
-        config.optional_integer("window_size", "sliding_window"),
-        config.data.get("interleaved_sliding_window"),
-    )
+    window = config.optional_integer("window_size", "sliding_window")
+    layer_windows = config.data.get("interleaved_sliding_window")
     window_period = config.integer("sliding_window_pattern")
     config.fields_read.add("interleaved_sliding_window")
     default_layer_kinds = ["sliding" if (layer + 1) % window_period else "full" for layer in range(depth)]

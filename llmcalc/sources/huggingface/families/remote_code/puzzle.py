@@ -29,9 +29,7 @@ def _read_puzzle(config: Config) -> Table:
             location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
-        type_by_kind = {
-            kind_name: variant_kind for kind_name, variant_kind in KINDS.items() if kind_name == variant_kind
-        }
+        type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
         layer_kind = layer.choice(type_by_kind, "block_type")
         layers.append((layer_kind, layer if len(block) > 1 else config))
     kinds_of_layers = [variant_kind for variant_kind, _ in layers]

@@ -15,10 +15,6 @@ LARGE = 4096
 """Hidden size at which RWKV-6's low ranks are twice as large."""
 
 
-def _read_rwkv5(config: Config) -> Table:
-    return _rwkv_with_heads(config, {})
-
-
 def _read_rwkv6(config: Config) -> Table:
     """Reads RWKV-6, whose class sets the low ranks by the hidden size."""
     rank_factor = 2 if config.integer("hidden_size") == LARGE else 1
@@ -116,7 +112,7 @@ FAMILIES = {
             dropout_fields={},
         )
         for kind, read, code in (
-            ("rwkv5", _read_rwkv5, f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
+            ("rwkv5", lambda config: _rwkv_with_heads(config, {}), f"{HUB}RWKV/rwkv-5-world-1b5 modeling_rwkv5.py"),
             ("rwkv6", _read_rwkv6, f"{HUB}RWKV/rwkv-6-world-1b6 modeling_rwkv6.py"),
         )
     },

@@ -53,10 +53,6 @@ def _read_mbart(config: Config) -> Table:
     return bart_model(config, "pre", embedding_norm=True, position=learned_positions(config, 2))
 
 
-def _read_m2m_100(config: Config) -> Table:
-    return bart_model(config, "pre", position={"type": "sinusoidal"})
-
-
 def _read_marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab = config.optional_integer("decoder_vocab_size") or config.integer("vocab_size")
@@ -261,7 +257,7 @@ FAMILIES = {
     "bart": replace(BART, defaults={"num_labels": 3}),
     "mvp": replace(BART, read_model=_read_mvp),
     "mbart": replace(BART, read_model=_read_mbart),
-    "m2m_100": replace(BART, read_model=_read_m2m_100),
+    "m2m_100": replace(BART, read_model=lambda config: bart_model(config, "pre", position={"type": "sinusoidal"})),
     "marian": replace(
         BART,
         read_model=_read_marian,

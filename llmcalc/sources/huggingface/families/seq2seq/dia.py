@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Quirks, module_names
+from ...family import Family, Quirks
 from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsnorm
 
 
 def _read_dia(config: Config) -> Table:
-    encoder_config, decoder_config = (
-        config.section("encoder_config", ENCODER),
-        config.section("decoder_config", DECODER),
-    )
+    encoder_config = config.section("encoder_config", ENCODER)
+    decoder_config = config.section("decoder_config", DECODER)
     hidden, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
     channel_delays = config.integers("delay_pattern")
     if len(channel_delays) != channels:
@@ -90,7 +88,6 @@ FAMILIES = {
         _read_dia,
         defaults={"delay_pattern": [0, *range(8, 16)]},
         ignored_fields=frozenset({"norm_eps"}),
-        modules=module_names("dia"),
         quirks=Quirks(decoder_ids=lambda config, ids: ids[..., None].repeat(1, 1, config.decoder_config.num_channels)),
     )
 }

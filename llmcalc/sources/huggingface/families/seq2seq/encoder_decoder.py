@@ -22,12 +22,9 @@ from ..bert.bert import SECOND_BIAS
 
 def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
-    config_sections: dict[str, Mapping[str, Any]] = {
-        section_name: config.table(section_name) for section_name in ("encoder", "decoder")
-    }
+    config_sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
     layer_configs = {
-        section_name: model_type_of(config, section_name, section_fields)
-        for section_name, section_fields in config_sections.items()
+        section_name: model_type_of(config, section_name, fields) for section_name, fields in config_sections.items()
     }
     decoder_class = causal_class(layer_configs["decoder"], "decoder.", config.data)
     encoder = read_section_model(

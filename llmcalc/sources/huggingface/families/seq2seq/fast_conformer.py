@@ -82,10 +82,8 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
 
 def _decoder(decoder_config: Config, position: Table) -> Table:
     hidden, heads = decoder_config.integer("hidden_size"), decoder_config.integer("num_attention_heads")
-    kv_heads, head_dim = (
-        decoder_config.optional_integer("num_key_value_heads") or heads,
-        decoder_config.optional_integer("head_dim"),
-    )
+    kv_heads = decoder_config.optional_integer("num_key_value_heads") or heads
+    head_dim = decoder_config.optional_integer("head_dim")
     if heads % kv_heads:
         raise decoder_config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
     mixer: Table = {
@@ -121,16 +119,12 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
 
 def parakeet_encoder(config_section: Config) -> Table:
     """Returns the FastConformer that a section describes."""
-    hidden, heads, norm = (
-        config_section.integer("hidden_size"),
-        config_section.integer("num_attention_heads"),
-        layernorm(),
-    )
+    hidden = config_section.integer("hidden_size")
+    heads = config_section.integer("num_attention_heads")
+    norm = layernorm()
     has_bias, head_dim = config_section.flag("attention_bias"), config_section.optional_integer("head_dim")
-    kernel_size, activation = (
-        config_section.integer("conv_kernel_size"),
-        config_section.choice(ACTIVATIONS, "hidden_act"),
-    )
+    kernel_size = config_section.integer("conv_kernel_size")
+    activation = config_section.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise config_section.error("conv_kernel_size", kernel_size, "an odd number")
     if config_section.has("num_key_value_heads"):

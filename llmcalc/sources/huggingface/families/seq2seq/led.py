@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import Table
 from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, window_stack
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
@@ -47,7 +47,6 @@ FAMILIES = {
         },
         deviations=(CHUNKS,),
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("led"),
         dropout_fields=BART_DROPOUT,
     )
 }

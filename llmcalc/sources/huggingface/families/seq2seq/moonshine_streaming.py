@@ -32,11 +32,9 @@ def _read_moonshine_streaming(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    hidden, heads, norm = (
-        config.integer("hidden_size"),
-        config.integer("num_attention_heads"),
-        layernorm(1e-5, bias=False),
-    )
+    hidden = config.integer("hidden_size")
+    heads = config.integer("num_attention_heads")
+    norm = layernorm(1e-5, bias=False)
     kv_heads, head_dim = config.optional_integer("num_key_value_heads"), config.optional_integer("head_dim")
     if kv_heads not in (None, heads):
         raise config.error(

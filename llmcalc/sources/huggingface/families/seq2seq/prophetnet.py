@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...absent_value import require_present
 from ...config import Config, is_json_integer
 from ...dropout import BART_DROPOUT
-from ...family import EVERY, Family, Quirks, module_names
+from ...family import EVERY, Family, Quirks
 from ...parts import (
     ACTIVATIONS,
     IDLE_CROSS_ATTENTION,
@@ -121,7 +121,6 @@ FAMILIES = {
         aliases={"num_attention_heads": "num_encoder_attention_heads", "num_hidden_layers": "num_encoder_layers"},
         field_writers=WRITES,
         quirks=Quirks(reads_values=EVERY),
-        modules=module_names("prophetnet"),
         dropout_fields=BART_DROPOUT,
     )
 }

@@ -38,9 +38,7 @@ def _read_moonshine(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixer_by_stack = {
-        stack_name: _attention_of_stack(config, stack_name, hidden) for stack_name in ("encoder", "decoder")
-    }
+    mixer_by_stack = {name: _attention_of_stack(config, name, hidden) for name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.integer("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -99,7 +97,6 @@ FAMILIES = {
             "conv_channels": lambda s: require_present(s.first_stack.stem).conv_channels,
             "input_feat_per_channel": lambda s: require_present(s.first_stack.stem).num_mel_bins,
         },
-        modules=module_names("speech_to_text"),
         dropout_fields=BART_DROPOUT,
     ),
     "moonshine": Family(

@@ -6,7 +6,7 @@ Ao et al. 2022 (arXiv:2110.07205). transformers: models/speecht5 (`SpeechT5ForSp
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family, module_names
+from ...family import Family
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 
 
@@ -18,9 +18,7 @@ def _read_speecht5(config: Config) -> Table:
     norm, hidden = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
     depth_by_stack = {stack_name: config.integer(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
-    ffns_by_stack = {
-        stack_name: mlp(config.integer(f"{stack_name}_ffn_dim"), activation) for stack_name in depth_by_stack
-    }
+    ffns_by_stack = {name: mlp(config.integer(f"{name}_ffn_dim"), activation) for name in depth_by_stack}
     heads = {stack_name: config.integer(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
     head_dims = {
         stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name])
@@ -67,9 +65,7 @@ def _read_speecht5(config: Config) -> Table:
 
 def _stem_convolutions(config: Config, hidden: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
-    sizes_by_property = {
-        property_name: config.integers(f"conv_{property_name}") for property_name in ("dim", "kernel", "stride")
-    }
+    sizes_by_property = {name: config.integers(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     convolution_count = len(sizes_by_property["dim"])
     for property_name, list_values in sizes_by_property.items():
         if len(list_values) != convolution_count or not list_values or 0 in list_values:
@@ -102,7 +98,6 @@ FAMILIES = {
     "speecht5": Family(
         _read_speecht5,
         ignored_fields=IGNORED,
-        modules=module_names("speecht5"),
         dropout_fields={
             "embedding": "hidden_dropout",
             "attention": "attention_dropout",

@@ -12,7 +12,7 @@ from .....components.networks.router import LinearRouter
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
-from ...family import EVERY, Deviation, Family, Quirks, field_names, module_names, op_of_all_experts
+from ...family import EVERY, Deviation, Family, Quirks, field_names, op_of_all_experts
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
 from .bart import SIDES_WRITES
@@ -75,10 +75,8 @@ def _read_nllb_moe(config: Config) -> Table:
     model_fields = bart.bart_model(config, "pre", {"type": "sinusoidal"})
     activation = config.choice(ACTIVATIONS, "activation_function")
     for stack_name in (stack_name for stack_name in ("encoder", "decoder") if stack_name in model_fields):
-        expert_interval, depth = (
-            config.count(f"{stack_name}_sparse_step"),
-            model_fields[stack_name]["num_hidden_layers"],
-        )
+        expert_interval = config.count(f"{stack_name}_sparse_step")
+        depth = model_fields[stack_name]["num_hidden_layers"]
         experts = moe(
             config.integer("num_experts"),
             2,
@@ -114,11 +112,7 @@ OF_EXPERTS = field_names(
 def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
     stack = require_present(getattr(config_values.spec, stack_name))
-    return [
-        layer
-        for layer, layer_name in enumerate(stack.layer_names())
-        if isinstance(stack.layer(layer_name).feed_forward, MoE)
-    ]
+    return [layer for layer, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
 
 
 def _written_router_dtype(config_values: ConfigValues) -> str:
@@ -177,7 +171,6 @@ FAMILIES = {
         },
         quirks=Quirks(reads_values=EVERY),
         deviations=(EVERY_EXPERT,),
-        modules=module_names("nllb-moe"),
         dropout_fields=BART_DROPOUT,
     ),
 }

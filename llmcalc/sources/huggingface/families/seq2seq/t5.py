@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .....ops import Linear, Op
+from .....ops import Linear
 from .....workload.rows import LOGITS
 from ...absent_value import require_present
 from ...config import Config
@@ -175,15 +175,11 @@ LONG_WRITES: Writes = {
 }
 
 
-def _tied_op(op: Op) -> Op:
-    return replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op
-
-
 ALWAYS_TIED = Deviation(
     "T5's tied head",
     "its output projection is tied to the embedding, although the config unties them",
     "parameters",
-    class_op=_tied_op,
+    class_op=lambda op: replace(op, tied=True) if isinstance(op, Linear) and op.rows is LOGITS else op,
     applies_to=is_untied,
 )
 

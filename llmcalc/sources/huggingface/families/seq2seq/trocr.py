@@ -91,7 +91,6 @@ FAMILIES = {
     "pix2struct_text_model": Family(
         _read_pix2struct_text_model,
         ignored_fields=frozenset({"feed_forward_proj", "is_gated_act"}),
-        modules=module_names("pix2struct_text_model"),
         dropout_fields=T5_DROPOUT,
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...absent_value import require_present
 from ...config import Config
 from ...dropout import BART_DROPOUT
-from ...family import Family, field_names, module_names
+from ...family import Family, field_names
 from ...parts import Table
 from ...writes import UNPADDED
 from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
@@ -54,7 +54,6 @@ FAMILIES = {
             "max_target_positions": lambda s: getattr(s.main_stack.position, "max_position_embeddings", None),
             **UNPADDED,
         },
-        modules=module_names("whisper"),
         dropout_fields=BART_DROPOUT,
     )
 }
