@@ -897,6 +897,14 @@ class TestHostAndProductsOfServers:
         assert earlier.seconds_by_part["host"] == find_stack("sglang").host_step > 0
         assert ahead.seconds_by_part["host"] == 0
 
+    def test_all_reduces_of_trainium_take_what_nccom_test_measured(self) -> None:
+        """58 microseconds of up to 64 KiB (nccom-test of the documentation of Neuron), 161 times in a token of 70B."""
+        trainium, stack = device_of(load_hardware("trainium1")), find_stack("vllm-neuron")
+        assert trainium.message_seconds("all_reduce", 2, 1024, latency=stack.latency) == pytest.approx(58e-6, rel=0.01)
+        spec = llmcalc.load("llama2-70b").model
+        token = decode(spec, trainium, stack, 1, 256, Layout(tp=16)).seconds
+        assert token == pytest.approx(25.18e-3, rel=0.1)  # serve_neuron_trn1
+
     def test_llama_cpp_samples_each_sequence_on_the_host(self) -> None:
         stack = find_stack("llamacpp")
         host_seconds = [decode(llama(), h100(), stack, users, 1024).seconds_by_part["host"] for users in (1, 32)]
