@@ -172,7 +172,9 @@ def test_a_class_says_how_it_was_tested(run: Any) -> None:
     assert spreads[0] < spreads[1]
 
 
-@pytest.mark.parametrize(("hardware", "stack"), [("ascend-910b", "vllm-npu"), ("trn1", "vllm-neuron"), ("h100", "vllm")])
+@pytest.mark.parametrize(
+    ("hardware", "stack"), [("ascend-910b", "vllm-npu"), ("trn1", "vllm-neuron"), ("h100", "vllm")]
+)
 def test_an_engine_has_the_stack_of_its_plugin_by_default(run: Any, hardware: str, stack: str) -> None:
     words = ("time", "qwen3-8b", "--hardware", hardware, "--phase", "decode")
     documents = [answer(run, *words, *engine) for engine in ((), ("--engine", "vllm"), ("--stack", stack))]
