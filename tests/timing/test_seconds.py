@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.accelerator import Hardware
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
@@ -896,6 +897,18 @@ class TestHostAndProductsOfServers:
         earlier, _, ahead = (decode(llama(), h100(), find_stack(name), 1, 1024) for name in stack_names)
         assert earlier.seconds_by_part["host"] == find_stack("sglang").host_step > 0
         assert ahead.seconds_by_part["host"] == 0
+
+    def test_units_without_16_bits_multiply_in_float32(self) -> None:
+        """A Raspberry Pi 5 has 17.1 GB/s and decodes 4.5 to 5.6 tokens/s (geerlingguy/ai-benchmarks, issues 7 and 24)."""
+        processor = Hardware(
+            title="Raspberry Pi 5", memory_bytes=2**34, memory_bandwidth=17_066_666_666, peak_flops={"float32": 153 * 10**9}
+        )
+        formats = NumberFormats("quantized", 5.03)  # a file of 1.88 GiB in Q4_K_M
+        spec = llmcalc.load("llama3.2-3b").model
+        token = decode(spec, device_of(processor), find_stack("llamacpp"), 1, 128, Layout(), formats).seconds
+        assert token == pytest.approx(1 / 4.9, rel=0.3)
+        with pytest.raises(InputError, match="no peak FLOP/s is known"):
+            device_of(processor.model_copy(update={"peak_flops": {}}))
 
     def test_all_reduces_of_trainium_take_what_nccom_test_measured(self) -> None:
         """58 microseconds of up to 64 KiB (nccom-test of the documentation of Neuron), 161 times in a token of 70B."""
