@@ -280,16 +280,18 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
 def test_products_with_a_scale_per_block_sum_over_the_whole_inner_axis() -> None:
     """AITER's default kernel takes 17.5 nanoseconds an inner element on MI300X (https://github.com/ROCm/aiter/pull/1930)."""
 
-    def products(accelerator: str, tokens: int, has_block_scales: bool) -> list[float]:
+    def products(accelerator: str, tokens: int, has_block_scales: bool, stack: str = "sglang") -> list[float]:
         formats = NumberFormats("fp8", 8, has_block_scales=has_block_scales)
         work = rank_work(llama(), RankPass(tokens, 1, 100, "decode"))
-        operations = time_pass(work, device_of(load_hardware(accelerator)), find_stack("sglang"), formats).operations
+        operations = time_pass(work, device_of(load_hardware(accelerator)), find_stack(stack), formats).operations
         return [float(line.compute) for line in operations if line.path.endswith(("o_proj", "down_proj"))]
 
     assert products("mi300x", 1, True) == pytest.approx([1.75e-8 * 4096, 1.75e-8 * 14336])
     assert products("h100-sxm", 1, True) == products("h100-sxm", 1, False)
     by_block, by_row = products("mi300x", 8192, True), products("mi300x", 8192, False)
     assert by_block == pytest.approx([seconds / 0.36 for seconds in by_row])
+    for tokens in (1, 8192):  # tuned: github.com/ROCm/aiter, e4048607, aiter/configs/model_configs
+        assert products("mi300x", tokens, True, "atom") == products("mi300x", tokens, False, "atom")
 
 
 @pytest.mark.parametrize(
