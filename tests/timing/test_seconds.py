@@ -225,7 +225,7 @@ def test_every_accelerator_with_a_bandwidth_and_a_peak_answers() -> None:
     answered = 0
     for name in hardware_names():
         hardware = load_hardware(name)
-        has_figures = {"bfloat16", "float16"} & set(hardware.peak_flops) and hardware.memory_bandwidth
+        has_figures = {"bfloat16", "float16", "float32"} & set(hardware.peak_flops) and hardware.memory_bandwidth
         if not has_figures:
             with pytest.raises(InputError, match=r"no peak|no memory bandwidth"):
                 device_of(hardware)
@@ -901,9 +901,12 @@ class TestHostAndProductsOfServers:
         assert ahead.seconds_by_part["host"] == 0
 
     def test_units_without_16_bits_multiply_in_float32(self) -> None:
-        """A Raspberry Pi 5 has 17.1 GB/s and decodes 4.5 to 5.6 tokens/s (geerlingguy/ai-benchmarks, issues 7 and 24)."""
+        """A Raspberry Pi 5 of 17.1 GB/s decodes 4.5 to 5.6 tokens/s (geerlingguy/ai-benchmarks, issues 7 and 24)."""
         processor = Hardware(
-            title="Raspberry Pi 5", memory_bytes=2**34, memory_bandwidth=17_066_666_666, peak_flops={"float32": 153 * 10**9}
+            title="Raspberry Pi 5",
+            memory_bytes=2**34,
+            memory_bandwidth=17_066_666_666,
+            peak_flops={"float32": 153 * 10**9},
         )
         formats = NumberFormats("quantized", 5.03)  # a file of 1.88 GiB in Q4_K_M
         spec = llmcalc.load("llama3.2-3b").model
