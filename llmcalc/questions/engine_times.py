@@ -43,7 +43,7 @@ def decoded_token_time(
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),
         accelerators=(layout_option.hardware,),
     )
-    software_stack = engine.software_stack(parse_version(version.version))
+    software_stack = engine.software_stack(parse_version(version.version), layout_option.hardware.vendor)
     users_of_replica = -(-users // layout.dp)
     return time_decoded_token(
         decoding_run.memory_on_one_device(), layout_option.hardware, layout, users_of_replica, software_stack

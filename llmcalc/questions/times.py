@@ -672,4 +672,4 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
             f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"
         )
-    return engine_record.software_stack(parse_version(version.version))
+    return engine_record.software_stack(parse_version(version.version), hardware.vendor)

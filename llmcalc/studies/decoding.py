@@ -41,7 +41,8 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     has_both_stacks = (
         model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None
     )
-    return TRANSFORMERS_STACK if has_both_stacks else USUAL_ENGINE
+    usual_engine_stack = engine(USUAL_ENGINE).plugin_stacks.get(hardware.vendor, USUAL_ENGINE)
+    return TRANSFORMERS_STACK if has_both_stacks else usual_engine_stack
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:

@@ -17,7 +17,7 @@ too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, o
 
 Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
-much longer than others.
+much longer than others. Their round has e of such a step throughout, which is less than that of spread prompts.
 
 At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
 requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
@@ -91,8 +91,9 @@ class LoadLatencies:
 
     concurrency: number of requests. output_tokens: tokens of an answer.
     ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
-    ttft_of_burst: the mean of the same where all requests arrive at once, as equal ones in a benchmark do.
     tpot: seconds of each further token.
+    ttft_of_burst, tpot_of_burst: the means of the same where all requests arrive at once, as equal ones in a benchmark
+        do, whose prompts fill steps.
     """
 
     concurrency: float
@@ -100,11 +101,17 @@ class LoadLatencies:
     ttft: float
     tpot: float
     ttft_of_burst: float
+    tpot_of_burst: float
 
     @property
     def end_to_end_seconds(self) -> float:
         """The seconds of a request from arrival to last token."""
         return self.ttft + (self.output_tokens - 1) * self.tpot
+
+    @property
+    def end_to_end_seconds_of_burst(self) -> float:
+        """The seconds of a request from arrival to last token where all requests arrive at once."""
+        return self.ttft_of_burst + (self.output_tokens - 1) * self.tpot_of_burst
 
     @property
     def requests_per_second(self) -> float:
@@ -301,6 +308,7 @@ class Replica:
             partial_load.ttft + waiting_seconds,
             partial_load.tpot,
             max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
+            partial_load.tpot_of_burst,
         )
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:
@@ -311,7 +319,7 @@ class Replica:
         if not other_requests:
             tpot = step_seconds / self.tokens_per_step
             return LoadLatencies(
-                concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds
+                concurrency, self.requests.output_tokens, self.prompt_seconds, tpot, self.prompt_seconds, tpot
             )
         token_seconds_beside_prompts = seconds_added_to_prompt_step(token_pass) if self.stack.mixed_steps else 0.0
         saved_seconds = step_seconds - token_seconds_beside_prompts if self.stack.mixed_steps else 0.0
@@ -352,10 +360,17 @@ class Replica:
             step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
         ) / self.tokens_per_step
         prompts_in_step = min(self.most_prompts, concurrency)
-        burst_wait = (other_requests + prompts_in_step - 1) / 2 * added_seconds_per_prompt(prompts_in_step)
+        burst_seconds_per_prompt = added_seconds_per_prompt(prompts_in_step)
+        burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
         ttft = prompt_seconds + prompt_wait
         ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
-        return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst)
+        round_of_burst = (
+            prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds
+        )
+        tpot_of_burst = max(
+            step_seconds / self.tokens_per_step, (round_of_burst - ttft_of_burst) / (self.requests.output_tokens - 1)
+        )
+        return LoadLatencies(concurrency, self.requests.output_tokens, ttft, tpot, ttft_of_burst, tpot_of_burst)
 
 
 def seconds_added_to_prompt_step(token_pass: InferencePass) -> float:

@@ -322,10 +322,10 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         for format_name, names_of_peak in PEAKS.items()
         if any(peak_name in hardware.peak_flops for peak_name in names_of_peak)
     }
-    if "bf16" not in peak_rates:
+    if not {"bf16", "fp32"} & set(peak_rates):
         hardware.peak("bfloat16")
     peak_rates["bf16"] = max(
-        peak_rates["bf16"], peak_rates.get("fp32", 0.0)
+        peak_rates.get(format_name, 0.0) for format_name in ("bf16", "fp32")
     )  # values in 16 bits are multiplied in the faster format
     generation = accelerator_generation(hardware)
     link = hardware.interconnect

@@ -135,4 +135,6 @@ class DisaggregatedServer:
         burst_seconds = first_token_seconds + max(
             waiting_seconds, (concurrency / self.prefill_replicas - 1) / 2 * self.busy_seconds
         )
-        return LoadLatencies(concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds)
+        return LoadLatencies(
+            concurrency, output_tokens, first_token_seconds + waiting_seconds, tpot, burst_seconds, tpot
+        )

@@ -499,7 +499,9 @@ class TimeEstimator:
         """
         if kernel.verb != "linear" or kernel.in_16_bits or not self.formats.has_block_scales:
             return seconds
-        rate_share, seconds_per_inner_element = self.device.generation.block_scaled
+        rate_share, seconds_per_inner_element, tuned_share = self.device.generation.block_scaled
+        if self.stack.tunes_products:
+            return seconds / tuned_share
         tile_seconds = seconds_per_inner_element * kernel.k if kernel.launches[0] else 0.0
         return maximum(seconds / rate_share, tile_seconds)
 

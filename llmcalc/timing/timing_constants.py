@@ -63,7 +63,7 @@ class AcceleratorGeneration(Record):
     scan: Share
     depth: dict[str, float]
     tile_rows: int = Field(gt=0)
-    block_scaled: tuple[Share, float]
+    block_scaled: tuple[Share, float, Share]
     decoded_experts: float = Field(ge=0)
     tiles: tuple[tuple[int, int, Share], ...]
     filled: Share
@@ -209,6 +209,7 @@ class TimeStack(Record):
     prompt_graph_tokens: int = Field(0, ge=0)
     graphs_text_only: bool = False
     casts_inputs: bool = False
+    tunes_products: bool = False
     captured: tuple[Literal["attn", "mamba", "mlp", "moe", "moe_router"], ...] = ()
     library_layers: bool = False
     dtensor_operation: float = 0.0

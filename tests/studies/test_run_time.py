@@ -172,6 +172,17 @@ def test_a_class_says_how_it_was_tested(run: Any) -> None:
     assert spreads[0] < spreads[1]
 
 
+@pytest.mark.parametrize(
+    ("hardware", "stack"), [("ascend-910b", "vllm-npu"), ("trn1", "vllm-neuron"), ("h100", "vllm")]
+)
+def test_an_engine_has_the_stack_of_its_plugin_by_default(run: Any, hardware: str, stack: str) -> None:
+    words = ("time", "qwen3-8b", "--hardware", hardware, "--phase", "decode")
+    documents = [answer(run, *words, *engine) for engine in ((), ("--engine", "vllm"), ("--stack", stack))]
+    assert all(document["seconds"] == documents[0]["seconds"] for document in documents)
+    assert documents[0]["class"]["stack"] == stack
+    assert documents[0]["class"]["tested_rows"] > 0
+
+
 @pytest.mark.parametrize("phase", ["training", "prefill", "decode"])
 def test_what_was_never_tested_has_the_widest_range_of_its_phase(phase: str) -> None:
     device, stack = device_of(load_hardware("h100-sxm")), time_stacks()["vllm"]

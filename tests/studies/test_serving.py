@@ -189,7 +189,7 @@ def test_a_first_token_that_is_at_risk_is_said_to_be(run: Any) -> None:
 
 
 def test_the_first_token_of_a_burst_is_what_a_limit_is_compared_with() -> None:
-    load = LoadLatencies(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4)
+    load = LoadLatencies(8, 100, ttft=0.1, tpot=0.01, ttft_of_burst=0.4, tpot_of_burst=0.01)
     assert LatencyLimits(ttft=0.5).violated_limits(load) == ""
     assert LatencyLimits(ttft=0.3).violated_limits(load) == "TTFT above --ttft"
     assert LatencyLimits(ttft=0.5, tpot=0.009).violated_limits(load) == "TPOT above --tpot"

@@ -94,10 +94,10 @@ STACKS = {
     "llama-batched-bench": "llamacpp",
     "mlc-llm": "gpt-fast",
     "vllm-ascend": "vllm-npu",
+    "neuron": "vllm-neuron",
     "vllm-v100": "vllm-eager",
     "megatron-lm-inference": "fastertransformer",
     "lmdeploy": "vllm",
-    "neuron": "vllm",
     "optimum-habana": "vllm",
 }
 """Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
@@ -510,6 +510,12 @@ def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     return _load(float(row["in_flight"] or row["batch"]), *_key(row, factors))
 
 
+def load_as_arrived(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
+    """The load of a row, with the latencies of a burst where its requests arrive in bursts."""
+    load = load_of(row, factors)
+    return replace(load, ttft=load.ttft_of_burst, tpot=load.tpot_of_burst) if row.arrives_in_bursts else load
+
+
 def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
     """The arguments of `_replica`."""
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
@@ -674,13 +680,12 @@ def _inference_seconds(row: Row, factors: CalibrationFactors) -> float:
     input_tokens, output, load = replica.requests.input_tokens, replica.requests.output_tokens, row.whole("batch")
     batch = max(1, load // layout.dp)
     if measure == "output_rate":
-        return 1 / load_of(row, factors).output_tokens_per_second
+        return 1 / load_as_arrived(row, factors).output_tokens_per_second
     if row.is_loaded and input_tokens:
-        served = load_of(row, factors)
+        served = load_as_arrived(row, factors)
         waited_steps = row.whole("batch_wait", 0)  # steps that TensorRT-LLM waits for further prompts
-        ttft = (served.ttft_of_burst if row.arrives_in_bursts else served.ttft) + waited_steps * served.tpot
-        tpot = (served.end_to_end_seconds - ttft) / (output - 1) if row.arrives_in_bursts else served.tpot
-        return {"tpot": tpot, "ttft": ttft, "end_to_end": served.end_to_end_seconds}[measure]
+        ttft = served.ttft + waited_steps * served.tpot
+        return {"tpot": served.tpot, "ttft": ttft, "end_to_end": served.end_to_end_seconds}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, input_tokens, context, None, layout, formats, server).seconds

@@ -263,15 +263,16 @@ def test_choices_that_an_order_cannot_tell_apart_are_averaged(scored: tuple[list
 
 
 def test_first_tokens_of_equal_requests_are_those_of_a_burst() -> None:
-    """They end together, so that the next ones arrive at once; a request takes as long as where arrivals are spread."""
+    """They end together, so that the next ones arrive at once, and their prompts fill steps."""
     rows = {row.id: row for row in measured_rows.read_sets(["serve_vllm_others"])["serve_vllm_others"]}
     first, token = (rows[f"mi300x/qwen3guard-gen-8b/c32#{measure}"] for measure in ("ttft", "tpot"))
     load = measured_rows.load_of(first)
     assert first.arrives_in_bursts
     assert measured_rows.estimate(first) == load.ttft_of_burst > 5 * load.ttft
     assert measured_rows.estimate(first) + 1023 * measured_rows.estimate(token) == pytest.approx(
-        load.end_to_end_seconds
+        load.end_to_end_seconds_of_burst
     )
+    assert load.tpot_of_burst < load.tpot
     assert measured.range_of(first, load.ttft_of_burst).low < load.ttft
     spread = rows[
         "tpu-v6e/llama3.3-70b/c64#ttft"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc.accelerator import Hardware
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
@@ -224,7 +225,7 @@ def test_every_accelerator_with_a_bandwidth_and_a_peak_answers() -> None:
     answered = 0
     for name in hardware_names():
         hardware = load_hardware(name)
-        has_figures = {"bfloat16", "float16"} & set(hardware.peak_flops) and hardware.memory_bandwidth
+        has_figures = {"bfloat16", "float16", "float32"} & set(hardware.peak_flops) and hardware.memory_bandwidth
         if not has_figures:
             with pytest.raises(InputError, match=r"no peak|no memory bandwidth"):
                 device_of(hardware)
@@ -279,16 +280,18 @@ def test_products_of_a_token_compute_a_tile_of_rows() -> None:
 def test_products_with_a_scale_per_block_sum_over_the_whole_inner_axis() -> None:
     """AITER's default kernel takes 17.5 nanoseconds an inner element on MI300X (https://github.com/ROCm/aiter/pull/1930)."""
 
-    def products(accelerator: str, tokens: int, has_block_scales: bool) -> list[float]:
+    def products(accelerator: str, tokens: int, has_block_scales: bool, stack: str = "sglang") -> list[float]:
         formats = NumberFormats("fp8", 8, has_block_scales=has_block_scales)
         work = rank_work(llama(), RankPass(tokens, 1, 100, "decode"))
-        operations = time_pass(work, device_of(load_hardware(accelerator)), find_stack("sglang"), formats).operations
+        operations = time_pass(work, device_of(load_hardware(accelerator)), find_stack(stack), formats).operations
         return [float(line.compute) for line in operations if line.path.endswith(("o_proj", "down_proj"))]
 
     assert products("mi300x", 1, True) == pytest.approx([1.75e-8 * 4096, 1.75e-8 * 14336])
     assert products("h100-sxm", 1, True) == products("h100-sxm", 1, False)
     by_block, by_row = products("mi300x", 8192, True), products("mi300x", 8192, False)
     assert by_block == pytest.approx([seconds / 0.36 for seconds in by_row])
+    for tokens in (1, 8192):  # tuned: github.com/ROCm/aiter, e4048607, aiter/configs/model_configs
+        assert products("mi300x", tokens, True, "atom") == products("mi300x", tokens, False, "atom")
 
 
 @pytest.mark.parametrize(
@@ -896,6 +899,29 @@ class TestHostAndProductsOfServers:
         earlier, _, ahead = (decode(llama(), h100(), find_stack(name), 1, 1024) for name in stack_names)
         assert earlier.seconds_by_part["host"] == find_stack("sglang").host_step > 0
         assert ahead.seconds_by_part["host"] == 0
+
+    def test_units_without_16_bits_multiply_in_float32(self) -> None:
+        """A Raspberry Pi 5 of 17.1 GB/s decodes 4.5 to 5.6 tokens/s (geerlingguy/ai-benchmarks, issues 7 and 24)."""
+        processor = Hardware(
+            title="Raspberry Pi 5",
+            memory_bytes=2**34,
+            memory_bandwidth=17_066_666_666,
+            peak_flops={"float32": 153 * 10**9},
+        )
+        formats = NumberFormats("quantized", 5.03)  # a file of 1.88 GiB in Q4_K_M
+        spec = llmcalc.load("llama3.2-3b").model
+        token = decode(spec, device_of(processor), find_stack("llamacpp"), 1, 128, Layout(), formats).seconds
+        assert token == pytest.approx(1 / 4.9, rel=0.3)
+        with pytest.raises(InputError, match="no peak FLOP/s is known"):
+            device_of(processor.model_copy(update={"peak_flops": {}}))
+
+    def test_all_reduces_of_trainium_take_what_nccom_test_measured(self) -> None:
+        """58 microseconds of up to 64 KiB (nccom-test of the documentation of Neuron), 161 times in a token of 70B."""
+        trainium, stack = device_of(load_hardware("trainium1")), find_stack("vllm-neuron")
+        assert trainium.message_seconds("all_reduce", 2, 1024, latency=stack.latency) == pytest.approx(58e-6, rel=0.01)
+        spec = llmcalc.load("llama2-70b").model
+        token = decode(spec, trainium, stack, 1, 256, Layout(tp=16)).seconds
+        assert token == pytest.approx(25.18e-3, rel=0.1)  # serve_neuron_trn1
 
     def test_llama_cpp_samples_each_sequence_on_the_host(self) -> None:
         stack = find_stack("llamacpp")

@@ -160,6 +160,7 @@ class Engine:
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
+    plugin_stacks: vendor → name of the stack that times the plugin there; default those of `stacks`.
     least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
@@ -193,6 +194,7 @@ class Engine:
     model_check: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     plugin_vendors: tuple[str, ...] = ()
+    plugin_stacks: Mapping[str, str] = field(default_factory=dict)
     least_capability: float = 0.0
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
@@ -237,8 +239,13 @@ class Engine:
         )
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
-    def software_stack(self, version_numbers: tuple[int, ...]) -> str:
-        """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`)."""
+    def software_stack(self, version_numbers: tuple[int, ...], vendor: str = "") -> str:
+        """Returns the name of a version's software stack, which determines times (`presets/timing/stacks.toml`).
+
+        vendor: maker of the accelerator, of which a plugin may have a stack of its own; default one without.
+        """
+        if vendor in self.plugin_stacks:
+            return self.plugin_stacks[vendor]
         return [software_stack for first_version, software_stack in self.stacks if first_version <= version_numbers][-1]
 
     def version(self, version_text: str) -> EngineVersion:

@@ -35,6 +35,7 @@ ENGINE = Engine(
         "kv_cache": "--kv-cache-dtype",
     },
     plugin_vendors=("Google", "Huawei", "Intel", "AWS"),  # tpu-inference, vllm-ascend, vllm-gaudi, vllm-neuron
+    plugin_stacks={"Huawei": "vllm-npu", "AWS": "vllm-neuron"},
     least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
