@@ -299,9 +299,12 @@ def test_a_reward_model_has_one_score_for_each_answer_of_a_pair(tmp_path: Path) 
     assert (launch.score_labels, launch.settings["batch"], launch.settings["seq"]) == (1, 4, 64)
     assert not {"cross_entropy", "loss_chunk"} & {*launch.settings}
     assert llmcalc.memory(launch=tmp_path / "reward.py").document["launch"]["program"] == "TRL"  # `score` is known
-    for program in ("trl reward", "python trl/scripts/reward.py"):
+    for program in ("trl reward", "python trl/scripts/reward.py", "python examples/scripts/reward_modeling.py"):
         command = read_launch(f"{program} --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2")
         assert (command.score_labels, command.settings["batch"], command.settings["seq"]) == (1, 4, 64)
+    for option in ({"cross_entropy": "fused"}, {"logits_dtype": "fp32"}, {"loss_chunk": 8}, {"divide_logits": True}):
+        with pytest.raises(InputError, match=r"reward.py trains a model without logits; remove the option"):
+            llmcalc.memory(launch=tmp_path / "reward.py", **option)
 
 
 def test_a_trainer_without_a_configuration_has_its_defaults(tmp_path: Path) -> None:
