@@ -45,6 +45,7 @@ class LMHead(Component):
     transform: the layers before the vocabulary (BERT); none by default.
     float32_loss: whether the loss is computed of a float32 copy of the logits, true by default; of the logits as they
         are otherwise (BERT, BART, T5).
+    logit_scale: the factor of the logits before the loss (Cohere's models); none by default. Counts do not change.
     logit_softcapping: the soft cap of the logits before the loss (Gemma 2), whose tanh the backward pass keeps; none by
         default. Counts do not change.
     more_columns: whether the output projection reads the whole width of the layers, with the embedding's weight for
@@ -64,6 +65,7 @@ class LMHead(Component):
     draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
     float32_loss: Flag = True
+    logit_scale: Real | None = Field(default=None, gt=0)
     logit_softcapping: Real | None = Field(default=None, gt=0)
     more_columns: Flag = False
     clusters: Clusters | None = None

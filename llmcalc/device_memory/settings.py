@@ -16,6 +16,7 @@ from ..frozen import frozen
 from ..workload.execution import (
     CHUNKED_LOSSES,
     LOSSES_WITH_HEAD,
+    SHIFTED_LOSSES,
     AttentionImplementation,
     CrossEntropy,
     LatentForm,
@@ -662,6 +663,10 @@ class Settings:
         if self.logits_dtype is not None and self.cross_entropy in ("chunked", "recomputed", "selective-chunked"):
             raise InputError(
                 f"--logits-dtype: a {self.cross_entropy} cross-entropy computes logits in a format of its own"
+            )
+        if self.seq == 1 and self.cross_entropy in SHIFTED_LOSSES:
+            raise InputError(
+                f"--seq 1: a {self.cross_entropy} cross-entropy is of each token's next one; expected 2 or more tokens"
             )
         if self.loss_chunk is not None and self.cross_entropy not in CHUNKED_LOSSES:
             raise InputError("--loss-chunk: it is for --cross-entropy split, recomputed and chunked")

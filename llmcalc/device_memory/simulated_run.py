@@ -44,6 +44,7 @@ def kernel_choices(
         cross_entropy=run_settings.cross_entropy or "eager",
         logits_dtype=None if run_settings.logits_dtype is None else dtype(run_settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
+        scales_logits=trains_like_transformers and spec.head.type == "lm" and spec.head.logit_scale not in (None, 1),
         caps_logits=trains_like_transformers and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=run_settings.loss_chunk,
         logits_to_keep=run_settings.logits_to_keep,

@@ -327,6 +327,11 @@ def memory_question(
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
     if launched_run.score_labels is not None:
+        typed_setting = next((name for name in LOGIT_SETTINGS if name in options), "")
+        if typed_setting:
+            raise InputError(
+                f"{option(typed_setting)}: {launched_run.where} trains a model without logits; remove the option"
+            )
         preset = _with_score_head(preset, launched_run.score_labels)
         launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
@@ -375,7 +380,8 @@ def _require_target(target: Any, command: str) -> Any:
 
 def is_plain_model_name(model_name: str) -> bool:
     """Whether a launch file names its model as plain text, or in a folder that a shell variable names."""
-    return bool(model_name) and (not model_name.startswith(("$", "`")) or _PATH.fullmatch(model_name) is not None)
+    is_computed = model_name.startswith(("$", "`")) and _FOLDER_OF_VARIABLE.fullmatch(model_name) is None
+    return bool(model_name) and not is_computed
 
 
 def model_of_file(target: Any, model_name: str, place_in_error: str, read_model: Callable[[Any], Preset]) -> Preset:
@@ -388,18 +394,22 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return read_model(target)
     if not model_name:
         raise InputError(f"missing argument TARGET: {place_in_error} names no model; add TARGET, the model's name")
+    computed_name_error = InputError(
+        f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
+        "model's name"
+    )
     if not is_plain_model_name(model_name):
-        raise InputError(
-            f"{place_in_error}: the model, '{model_name[:80]}', is known only when the script runs; add TARGET, the "
-            "model's name"
-        )
+        raise computed_name_error
     try:
         preset = read_model(model_name)
         if not preset.named_checkpoint:
             return preset
         return preset.model_copy(update={"notes": tuple(f"{place_in_error}: {note}" for note in preset.notes)})
     except InputError as error:
-        known_preset = known_model(model_name) if _PATH.match(model_name) else None
+        is_in_variable = _FOLDER_OF_VARIABLE.match(model_name) is not None
+        known_preset = known_model(model_name) if is_in_variable or _PATH.match(model_name) else None
+        if known_preset is None and is_in_variable:
+            raise computed_name_error from None
         if known_preset is None:
             raise InputError(
                 f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a "
@@ -412,8 +422,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
         return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})
 
 
-_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]|\$\w+/(?:[^$`/]+/)*[^$`/]+")
-"""The path of a folder or a file, which a launch file may name on another machine, in a variable's folder too."""
+_PATH = re.compile(r"(?:/|\./|\.\./|~/|models?/|checkpoints?/|weights/).*[^/]")
+"""The path of a folder or a file, which a launch file may name on another machine."""
+
+_FOLDER_OF_VARIABLE = re.compile(r"\$\w+/(?:[^$`/]+/)*[^$`/]+/?")
+"""The path of a folder or a file in a folder that a shell variable names."""
 
 
 def _options_beside_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:

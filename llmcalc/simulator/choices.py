@@ -31,7 +31,8 @@ class KernelChoices:
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
         else their own.
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
-    caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
+    scales_logits, caps_logits: whether the logits are multiplied by a number, and capped by tanh, before an eager or a
+        `recomputed` loss, as their head states; false by default.
     loss_chunk: of a `split`, `recomputed` or `chunked` cross-entropy, the tokens of a chunk; by default an eighth of
         them (torchtune) of a `split` one, 256 (TRL) of a `recomputed` one, and Liger-Kernel's of a `chunked` one.
     logits_to_keep: of a `selective`, `selective-chunked` or `split` cross-entropy, the tokens at the end of each
@@ -73,6 +74,7 @@ class KernelChoices:
     mamba2: Mamba2Implementation = "combined"
     logits_dtype: str | None = None
     float32_loss: bool = True
+    scales_logits: bool = False
     caps_logits: bool = False
     loss_chunk: int | None = None
     logits_to_keep: int | None = None

@@ -454,7 +454,7 @@ def loss_of(
     elif kernel_choices.cross_entropy == "split":
         loss = loss_in_chunks(logits_linear(module), kernel_choices, model_output, token_ids)
     elif kernel_choices.cross_entropy == "recomputed":
-        loss = recomputed_loss(logits_linear(module), kernel_choices.loss_chunk or 256, model_output, token_ids)
+        loss = recomputed_loss(logits_linear(module), kernel_choices, model_output, token_ids)
     else:
         loss = _loss_of_logits(
             kernel_choices, model_output.div_(1.5) if kernel_choices.divides_logits else model_output, labels
@@ -522,25 +522,36 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
     return loss_sum
 
 
-def recomputed_loss(layer: nn.Linear, chunk_rows: int, x: Any, token_ids: Any) -> Any:
+def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, token_ids: Any) -> Any:
     """Computes the loss in checkpointed chunks (TRL 1.10, `_chunked_cross_entropy_loss`), of labels that all count."""
     hidden = x[..., :-1, :].reshape(-1, x.size(-1))
     labels = token_ids[..., 1:].reshape(-1)
     order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
     hidden, labels = hidden[order], labels[order]
+    chunk_rows = kernel_choices.loss_chunk or 256
+    logit_scale, logit_cap = (
+        0.0625 if kernel_choices.scales_logits else 1.0,
+        30.0 if kernel_choices.caps_logits else None,
+    )
     loss_sum = hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, labels.numel(), chunk_rows):
         chunk, chunk_labels = hidden[start : start + chunk_rows], labels[start : start + chunk_rows]
-        arguments = (chunk, layer.weight, layer.bias, chunk_labels)
+        arguments = (chunk, layer.weight, layer.bias, chunk_labels, logit_scale, logit_cap)
         loss_sum = loss_sum + checkpoint(loss_of_float_logits, *arguments, use_reentrant=False)
     return loss_sum / labels.numel()
 
 
-def loss_of_float_logits(x: Any, weight: Any, bias: Any, labels: Any) -> Any:
+def loss_of_float_logits(
+    x: Any, weight: Any, bias: Any, labels: Any, logit_scale: float, logit_cap: float | None
+) -> Any:
     """Returns the loss of a chunk, and computes its entropy (TRL 1.10, `_chunk`)."""
     logits = x.float() @ weight.float().t()
     if bias is not None:
         logits = logits + bias.float()
+    if logit_scale != 1.0:
+        logits = logits * logit_scale
+    if logit_cap is not None:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
     log_probs = F.log_softmax(logits.float(), dim=-1)  # the cast is that of autocast on a GPU
     loss = F.nll_loss(log_probs, labels, ignore_index=-100, reduction="sum")
     is_counted = labels != -100

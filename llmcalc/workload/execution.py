@@ -31,6 +31,8 @@ CHUNKED_LOSSES = ("chunked", "split", "recomputed")
 """Values of `CrossEntropy` that run the output head for a chunk of tokens at a time, over all labels."""
 LOSSES_WITH_HEAD = (*CHUNKED_LOSSES, "selective-chunked")
 """Values of `CrossEntropy` that run the output head themselves, so that no tensor has all logits."""
+SHIFTED_LOSSES = ("recomputed", "selective", "selective-chunked")
+"""Values of `CrossEntropy` that leave out each sequence's last token, which has no next one."""
 FRAMEWORK_LOSSES = ("native",)
 """Values of `CrossEntropy` that only a framework's own library has (`Framework.losses`)."""
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]

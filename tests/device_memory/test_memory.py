@@ -217,7 +217,11 @@ def test_an_encoder_alone_reads_and_learns_but_does_not_decode(run: Any) -> None
         (Settings("training", torch="2"), "--torch 2: not a version"),
         (Settings("training", moe="capacity:0"), "--moe 'capacity:0': not known; expected dropless"),
         (Settings("training", moe="capacity:2"), "--moe: the model has no experts"),
-        (Settings("training", loss_chunk=8), "--loss-chunk: it is for --cross-entropy split and chunked"),
+        *(
+            (Settings("training", batch=2, seq=1, cross_entropy=loss), f"--seq 1: a {loss} cross-entropy is of each")
+            for loss in ("recomputed", "selective", "selective-chunked")
+        ),
+        (Settings("training", loss_chunk=8), "--loss-chunk: it is for --cross-entropy split, recomputed and chunked"),
         (Settings("training", optimizer_in_backward=True, num_microbatches=2), "--optimizer-in-backward: it takes one"),
         (Settings("decode", kv_dtype="fp8", kv_block=0), "--kv-dtype fp8: a cache that grows"),
         (Settings(batch=0), "--batch: 0 is too small"),

@@ -117,12 +117,22 @@ def test_log_probabilities_in_chunks_hold_what_torch_holds(
 
 @compares(lambda **_: of_run(wide_vocabulary(), KernelChoices(cross_entropy="recomputed")))
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("chunk", "batch", "tokens"), [(None, 1, 192), (100, 3, 192), (64, 2, 33)])
+@pytest.mark.parametrize(
+    ("chunk", "batch", "tokens", "head"),
+    [
+        (None, 1, 192, {}),
+        (100, 3, 192, {}),
+        (64, 2, 33, {}),
+        (100, 3, 192, {"scales_logits": True}),  # Cohere's
+        (100, 3, 192, {"caps_logits": True}),  # Gemma 2's
+        (64, 2, 33, {"scales_logits": True, "caps_logits": True}),
+    ],
+)
 def test_a_loss_whose_chunks_are_recomputed_holds_what_torch_holds(
-    chunk: int | None, batch: int, tokens: int, autocast: bool
+    chunk: int | None, batch: int, tokens: int, head: dict[str, Any], autocast: bool
 ) -> None:
     """TRL 1.10's default (trainer/sft_trainer.py, `_chunked_cross_entropy_loss`)."""
-    choices = KernelChoices(cross_entropy="recomputed", loss_chunk=chunk)
+    choices = KernelChoices(cross_entropy="recomputed", loss_chunk=chunk, **head)
     run: dict[str, Any] = {"batch": batch, "seq": tokens, "choices": choices, "autocast": autocast}
     ours: list[str] = []
     theirs: list[str] = []

@@ -283,12 +283,26 @@ def test_a_variant_can_take_a_field_away() -> None:
     assert stack.block.attention.position is not None
 
 
-@pytest.mark.parametrize(("name", "written"), [("gemma4-e2b", 30.0), ("gemma2-2b", None), ("gemma3-1b", None)])
-def test_the_soft_cap_of_logits_is_written_where_it_is_not_the_default(name: str, written: float | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "field", "written"),
+    [
+        ("gemma4-e2b", "final_logit_softcapping", 30.0),
+        ("gemma2-2b", "final_logit_softcapping", None),
+        ("gemma3-1b", "final_logit_softcapping", None),
+        ("command-r7b", "logit_scale", 0.25),
+        ("aya-23-8b", "logit_scale", None),
+        ("qwen3-8b", "logit_scale", None),
+    ],
+)
+def test_scale_and_cap_of_logits_are_written_where_they_are_not_the_default(
+    name: str, field: str, written: float | None
+) -> None:
     spec = load(name).model
     config = to_config(spec.model_copy(update={"towers": {}}))
-    assert config.get("final_logit_softcapping") == written
+    assert config.get(field) == written
     assert load_config(config).model.head == spec.head
+    without = spec.model_copy(update={"towers": {}, "head": spec.head.model_copy(update={"logit_scale": None})})
+    assert load_config(to_config(without)).model.head.logit_scale is None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt-oss-20b"])

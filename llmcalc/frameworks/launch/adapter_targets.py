@@ -8,7 +8,7 @@ last component are listed (`(q|k|v)_proj`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -65,12 +65,25 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
         known_targets |= dict.fromkeys(layers)
         if layers and layers != [target_name]:
             target_notes.append(f"adapters of {target_name[:60]} are counted as those of {', '.join(layers)}")
+        elif not layers and adapts_output_head([target_name]) and model.head.type == "lm":
+            target_notes.append(
+                f"adapters of {target_name[:60]}, and their product as wide as the logits, are not counted"
+            )
         elif not layers:
             target_notes.append(f"adapters of {target_name[:60]}: the language model has no such linear layer")
     if not known_targets:
         return launched_run
     settings = {**launched_run.settings, "lora_targets": tuple(known_targets)}
     return replace(launched_run, settings=settings, notes=(*launched_run.notes, *target_notes))
+
+
+def adapts_output_head(target_names: Iterable[str]) -> bool:
+    """Whether targets of adapters include the output head, by its name here or in a class."""
+    return any(
+        "lm_head" in (component_name, OTHER_MODULES.get(component_name))
+        for target_name in target_names
+        for component_name in (target_name, *_last_component_names(target_name))
+    )
 
 
 def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch:

@@ -39,8 +39,13 @@ CONSOLE_PROGRAMS = {
 PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 """The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
 
-TRL_SCRIPT = re.compile(rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(CONSOLE_PROGRAMS['trl'])})\.py$")
-"""The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`."""
+TRL_SCRIPT = re.compile(
+    rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:(?<=reward)_modeling)?\.py$"
+)
+"""The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`.
+
+`examples/scripts/reward_modeling.py` is `trl reward`.
+"""
 
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
 """The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""

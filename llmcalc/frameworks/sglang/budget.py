@@ -177,9 +177,14 @@ class SGLangServer(EngineServer):
         return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
 
     @property
+    def exchange_library(self) -> str:
+        """The library that sends tokens to experts, or `none`; `--enable-deepep-moe` is `--moe-a2a-backend deepep`."""
+        return "deepep" if self.flags.get("enable_deepep_moe") else str(self.flags.get("moe_a2a_backend", "none"))
+
+    @property
     def sends_tokens(self) -> bool:
         """Whether a library such as DeepEP sends tokens to experts; every rank then has all shared experts."""
-        return bool(self.flags.get("enable_deepep_moe")) or self.flags.get("moe_a2a_backend", "none") != "none"
+        return self.exchange_library != "none"
 
     @property
     def device_count(self) -> int:
@@ -358,7 +363,9 @@ class SGLangServer(EngineServer):
         prompt_graph_mib = prompt_graphs_mib(
             version_rules, self.flags, self.rank_of_stage(0), self.hardware, self.architectures, chunk_tokens, self.pp
         )
-        exchange_graph_mib, exchange_mib = exchange_buffers_mib(version_rules, self.flags, prompt_graph_mib > 0)
+        exchange_graph_mib, exchange_mib = exchange_buffers_mib(
+            version_rules, self.flags, self.exchange_library, prompt_graph_mib > 0
+        )
         reserved_gib += (prompt_graph_mib + exchange_graph_mib) / 1024
         least_gib = 10.0 if memory_gib > 60 else 0.0
         return max(reserved_gib, least_gib) + exchange_mib / 1024 + self.draft_reserve_gib
@@ -708,7 +715,7 @@ def _server_notes(server: SGLangServer) -> list[str]:
             f"weights: {draft_table_bytes / 2**30:.2f} GiB are an embedding and a head of the draft's own, which are "
             "released for the target's after the cache is sized (sglang issue 36452)"
         )
-    if server.sends_tokens:
+    if server.sends_tokens and model.has_experts:
         server_notes.append(
             "buffers of the library that sends tokens to experts are allocated with the first batch, and take what the "
             "fraction leaves"

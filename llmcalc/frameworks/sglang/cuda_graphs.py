@@ -37,7 +37,7 @@ def decode_graphs_mib(version_rules: SGLangRules, flags: Mapping[str, Any], sequ
 
 
 def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
-    """Whether decoding steps run as CUDA graphs; DeepEP's mode for prompts has none."""
+    """Whether decoding steps run as CUDA graphs; a server that only reads prompts has none."""
     return not (
         flags.get("disable_cuda_graph")
         or flags.get("cuda_graph_backend_decode") == "disabled"
@@ -46,10 +46,13 @@ def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
 
 
 def exchange_buffers_mib(
-    version_rules: SGLangRules, flags: Mapping[str, Any], has_prompt_graphs: bool
+    version_rules: SGLangRules, flags: Mapping[str, Any], exchange_library: str, has_prompt_graphs: bool
 ) -> tuple[int, int]:
-    """Returns the MiB reserved for DeepEP: within the least reserve of large devices, and beside it."""
-    if flags.get("moe_a2a_backend") != "deepep":
+    """Returns the MiB reserved for DeepEP: within the least reserve of large devices, and beside it.
+
+    exchange_library: the library that sends tokens to experts.
+    """
+    if exchange_library != "deepep":
         return 0, 0
     has_breaks = has_prompt_graphs and version_rules.prompt_graphs == "breakable"
     return (

@@ -12,6 +12,7 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
+from ..launch.adapter_targets import adapts_output_head
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
 from ..launch.trainer import (
@@ -234,6 +235,11 @@ def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, 
     if "cross_entropy" in run_settings:
         return {}
     loss = str(reader.value(config, "loss_type", SFT_LOSSES[0]))[:30]
+    if loss == "chunked_nll" and adapts_output_head(run_settings.get("lora_targets") or ()):
+        raise reader.wrong(
+            "lora_target_modules",
+            "TRL refuses adapters of the output head beside loss_type chunked_nll, its default; expected loss_type nll",
+        )
     if loss == "chunked_nll" and config.get("deepspeed"):
         reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
+from ...errors import InputError
 from ...sources.huggingface.family import field_names
 from ..launch.embedding_losses import ARGUMENTS_CLASS, embedding_run
 from ..launch.model_changes import changes_of_model
@@ -114,11 +115,32 @@ OTHER_TRAINERS = re.compile(
 
 
 def is_python(file_text: str) -> bool:
-    """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL."""
+    """Whether a Python file creates the training configuration of TRL or transformers, or a trainer of TRL without one.
+
+    A trainer whose configuration comes from a parser has the settings of its command.
+    """
     if re.search(r"^[ \t]*(from|import) (trl|transformers|sentence_transformers)\b", file_text, re.MULTILINE) is None:
         return False
-    has_config = re.search(rf"\b({'|'.join((*CONFIGS, *TRAINERS))})\(", file_text) is not None
-    return has_config or OTHER_TRAINERS.search(file_text) is not None
+    if re.search(rf"\b({'|'.join(CONFIGS)})\(", file_text) or OTHER_TRAINERS.search(file_text):
+        return True
+    if re.search(rf"\b({'|'.join(TRAINERS)})\(", file_text) is None:
+        return False
+    try:
+        syntax_tree = parse_python(file_text, "")
+    except InputError:  # `read_python` raises it with the file's name
+        return True
+    return any(
+        dotted_name_of(call_node.func).rpartition(".")[2] in TRAINERS and not _has_configuration(call_node)
+        for call_node in calls_in_order(syntax_tree)
+    )
+
+
+def _has_configuration(call_node: ast.Call) -> bool:
+    """Whether a trainer's call has a configuration: `args`, a second argument, or arguments that are unpacked."""
+    positional_nodes = call_node.args
+    configurations = [keyword.value for keyword in call_node.keywords if keyword.arg in ("args", None)]
+    configurations += positional_nodes[1:2] + [node for node in positional_nodes if isinstance(node, ast.Starred)]
+    return any(not isinstance(node, ast.Constant) or node.value is not None for node in configurations)
 
 
 def read_python(file_text: str, source_file: LaunchSource) -> Launch:
@@ -136,7 +158,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 "training by it is not modelled; expected one of " + ", ".join(TRAINERS),
             )
         trl_config = next((TRAINERS[call.name] for call in named_calls if call.name in TRAINERS), "")
-        config_class = next(iter(config_classes), trl_config)
+        trainer_nodes = [call.node for call in named_calls if call.name in TRAINERS and call.node is not None]
+        has_defaults = not any(map(_has_configuration, trainer_nodes))
+        config_class = next(iter(config_classes), trl_config if has_defaults else "")
         if not config_class:
             raise reader.wrong(
                 "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"

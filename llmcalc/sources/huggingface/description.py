@@ -53,7 +53,7 @@ LOGIT_CAPS = {
 
 
 def _loss_fields(config: Config) -> dict[str, Any]:
-    """Returns head fields for the loss: the number format of its logits, and their cap.
+    """Returns head fields for the loss: the number format of its logits, their scale and their cap.
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
@@ -70,8 +70,13 @@ def _loss_fields(config: Config) -> dict[str, Any]:
         (config.data[field] for field in cap_fields_in_config if field in config.data),
         LOGIT_CAPS.get(config.model_type),
     )
-    cap_fields = {"logit_softcapping": float(logit_cap)} if isinstance(logit_cap, int | float) and logit_cap > 0 else {}
-    return {**cap_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
+    logit_scale = config.data.get("logit_scale", config.defaults.get("logit_scale"))
+    logit_fields = {
+        field: float(value)
+        for field, value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
+        if isinstance(value, int | float) and value > 0 and (field, value) != ("logit_scale", 1)
+    }
+    return {**logit_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
 
 def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:

@@ -163,7 +163,7 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
     _fill_fields(config, family, config_values, [field for field in ALSO if field in read_fields])
     return (
         config
-        | _logit_cap_field(model_type, family, config_values.spec)
+        | _logit_fields(model_type, family, config_values.spec)
         | _dropout_fields(family, config_values.spec)
         | _group_fields(model_type, family, config_values)
     )
@@ -181,12 +181,17 @@ def _group_fields(model_type: str, family: Family, config_values: ConfigValues) 
     return router_groups._asdict() | method_field
 
 
-def _logit_cap_field(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
-    """Returns the soft cap of the logits, if different from the class's default."""
-    if spec.head.type != "lm" or "final_logit_softcapping" not in family.ignored_fields:
+def _logit_fields(model_type: str, family: Family, spec: ModelSpec) -> dict[str, float | None]:
+    """Returns the scale and the soft cap of the logits, if different from the class's defaults."""
+    if spec.head.type != "lm":
         return {}
-    logit_cap = spec.head.logit_softcapping
-    return {} if logit_cap == LOGIT_CAPS.get(model_type) else {"final_logit_softcapping": logit_cap}
+    logit_fields: dict[str, float | None] = {}
+    logit_cap, logit_scale = spec.head.logit_softcapping, spec.head.logit_scale or 1.0
+    if "final_logit_softcapping" in family.ignored_fields and logit_cap != LOGIT_CAPS.get(model_type):
+        logit_fields["final_logit_softcapping"] = logit_cap
+    if family.defaults.get("logit_scale") not in (None, logit_scale):
+        logit_fields["logit_scale"] = logit_scale
+    return logit_fields
 
 
 def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:

@@ -41,6 +41,7 @@ NUMERICS = frozenset(
         "expert_loop",
         "sliced_experts",
         "float32_loss",
+        "logit_scale",
         "logit_softcapping",
         "rope_theta",
         "router_aux_loss_coef",

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 import llmcalc
+from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.adapter_targets import LONGEST, translate_targets
+from llmcalc.frameworks.launch.read import read_launch
 from llmcalc.frameworks.launch.record import Launch, OptionOverride
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -50,6 +52,18 @@ def test_layers_of_experts_have_no_adapters_of_their_own() -> None:
     found, notes = targets_of(*PROJECTIONS, model="gpt-oss-20b")
     assert found == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert any("gate_proj: the language model has no such linear layer" in note for note in notes)
+
+
+def test_adapters_of_the_output_head_are_refused_or_noted() -> None:
+    """TRL 1.10, trainer/sft_trainer.py, where `chunked_nll` is the default; all-linear leaves the head out in PEFT."""
+    command = "trl sft --model_name_or_path gpt2 --use_peft --max_length 64 --lora_target_modules"
+    for targets in ("q_proj lm_head", r"'.*\.(q_proj|lm_head)'", "embed_out"):
+        with pytest.raises(InputError, match="lora_target_modules: TRL refuses adapters of the output head"):
+            read_launch(f"{command} {targets}")
+        assert read_launch(f"{command} {targets} --loss_type nll").settings["lora_rank"] == 16
+    assert read_launch(f"{command} all-linear").settings["cross_entropy"] == "recomputed"
+    _, notes = targets_of("q_proj", "lm_head")
+    assert notes == ("adapters of lm_head, and their product as wide as the logits, are not counted",)
 
 
 def test_modules_that_are_trained_in_full_have_the_names_of_a_class() -> None:

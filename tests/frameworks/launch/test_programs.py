@@ -153,10 +153,12 @@ def test_a_model_that_is_not_here_asks_for_a_target() -> None:
 
 def test_a_model_in_a_folder_of_a_variable_is_known_by_its_name() -> None:
     """verl's scripts have `$HOME/verl/models/Qwen3-235B-A22B` by default."""
-    answer = llmcalc.memory(launch="trl sft --model_name_or_path $HOME/models/Qwen3-0.6B --max_length 64")
-    assert any("by its name it is the preset qwen3-0.6b" in note for note in answer.document["notes"])
-    with pytest.raises(InputError, match="is known only when the script runs; add TARGET"):
-        llmcalc.memory(launch="trl sft --model_name_or_path $HOME/$NAME --max_length 64")
+    for folder in ("$HOME/models/Qwen3-0.6B", "$HOME/models/Qwen3-0.6B/"):
+        answer = llmcalc.memory(launch=f"trl sft --model_name_or_path {folder} --max_length 64")
+        assert any("by its name it is the preset qwen3-0.6b" in note for note in answer.document["notes"])
+    for unknown in ("$HOME/$NAME", "$HOME/qwen-sft"):
+        with pytest.raises(InputError, match="is known only when the script runs; add TARGET"):
+            llmcalc.memory(launch=f"trl sft --model_name_or_path {unknown} --max_length 64")
 
 
 @pytest.fixture(autouse=True)

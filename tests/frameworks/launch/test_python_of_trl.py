@@ -217,13 +217,19 @@ def test_samples_are_as_long_as_the_tokenizer_cuts_them(tmp_path: Path) -> None:
 
 def test_a_script_whose_settings_are_arguments_of_its_command(tmp_path: Path) -> None:
     file = tmp_path / "run_sft.py"
-    file.write_text(
-        "from trl import SFTConfig, TrlParser\nparser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n"
-    )
-    with pytest.raises(
-        InputError, match="its settings are arguments of its command; expected them behind the file's name"
+    parsed = "from trl import SFTConfig, TrlParser\nparser = TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n"
+    for trainer in (
+        "SFTTrainer(model=model_args.model_name_or_path, args=training_args)",
+        "SFTTrainer('gpt2', training_args)",
+        "SFTTrainer(**trainer_arguments)",
+        "",
     ):
-        read_launch(file, 1)
+        file.write_text(f"{parsed}{trainer}\n")
+        with pytest.raises(
+            InputError, match="its settings are arguments of its command; expected them behind the file's name"
+        ):
+            read_launch(file, 1)
+    file.write_text(f"{parsed}SFTTrainer('gpt2', args=training_args)\n")
     arguments = "--model_name_or_path gpt2 --per_device_train_batch_size 2 --max_seq_length 64 --bf16"
     launch = read_launch(f"{file} {arguments}", 1)
     assert launch.settings == read_launch(f"python {file} {arguments}", 1).settings
@@ -293,17 +299,23 @@ def test_a_reward_model_has_one_score_for_each_answer_of_a_pair(tmp_path: Path) 
     assert (launch.score_labels, launch.settings["batch"], launch.settings["seq"]) == (1, 4, 64)
     assert not {"cross_entropy", "loss_chunk"} & {*launch.settings}
     assert llmcalc.memory(launch=tmp_path / "reward.py").document["launch"]["program"] == "TRL"  # `score` is known
-    for program in ("trl reward", "python trl/scripts/reward.py"):
+    for program in ("trl reward", "python trl/scripts/reward.py", "python examples/scripts/reward_modeling.py"):
         command = read_launch(f"{program} --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2")
         assert (command.score_labels, command.settings["batch"], command.settings["seq"]) == (1, 4, 64)
+    for option in ({"cross_entropy": "fused"}, {"logits_dtype": "fp32"}, {"loss_chunk": 8}, {"divide_logits": True}):
+        with pytest.raises(InputError, match=r"reward.py trains a model without logits; remove the option"):
+            llmcalc.memory(launch=tmp_path / "reward.py", **option)
 
 
 def test_a_trainer_without_a_configuration_has_its_defaults(tmp_path: Path) -> None:
     """The first example of TRL's README."""
     script = 'from trl import SFTTrainer\nSFTTrainer(model="Qwen/Qwen2.5-0.5B", train_dataset=load("x")).train()\n'
-    model, settings = settings_of(tmp_path, script)
-    assert model == "Qwen/Qwen2.5-0.5B"
-    assert {"batch": 8, "seq": 1024, "recompute": "full", "cross_entropy": "recomputed"}.items() <= settings.items()
+    for text in (script, script.replace("train_dataset", "args=None, train_dataset")):
+        model, settings = settings_of(tmp_path, text)
+        assert model == "Qwen/Qwen2.5-0.5B"
+        assert {"batch": 8, "seq": 1024, "recompute": "full", "cross_entropy": "recomputed"}.items() <= settings.items()
+    with pytest.raises(InputError, match="a Python file of no program that is read"):
+        settings_of(tmp_path, script.replace("train_dataset", "args=get_args(), train_dataset"))
 
 
 def test_a_trainer_that_is_not_modelled_is_named(tmp_path: Path) -> None:

@@ -285,7 +285,10 @@ def test_weights_of_sglang_by_the_free_memory_and_of_another_rank(tmp_path: Path
 
 
 def test_a_draft_is_loaded_beside_its_target(tmp_path: Path) -> None:
-    """Sizes of https://github.com/sgl-project/sglang/pull/35996; a draft after the cache (to 0.5.13) is not counted."""
+    """Sizes of https://github.com/sgl-project/sglang/pull/35996; a draft after the cache (to 0.5.13) is not counted.
+
+    Each step of `--enable-multi-layer-eagle` has a draft of its own (https://github.com/sgl-project/sglang/pull/25368).
+    """
     file = tmp_path / "sglang.log"
     log_lines = (
         "server_args=ServerArgs(model_path='Qwen/Qwen3.8-27B-FP8', tp_size=1, speculative_algorithm='NEXTN')\n"
@@ -303,6 +306,11 @@ def test_a_draft_is_loaded_beside_its_target(tmp_path: Path) -> None:
     assert weights["0.5.13"]["log"] == pytest.approx(28.39 * 2**30)
     for term in weights.values():
         assert term["computed"] == pytest.approx(term["log"], rel=0.002)
+    second_draft = "".join(log_lines.splitlines(keepends=True)[3:]).format(free=45.11, left=45.11 - 5.18)
+    file.write_text(log_lines.format(free=50.29, left=50.29 - 5.18) + second_draft)
+    terms = functions.explain_log(file, engine="sglang==0.5.19", hardware="h100").document["terms"]
+    weights_term = next(term for term in terms if term["name"] == "weights")
+    assert weights_term["log"] == pytest.approx((28.39 + 2 * 5.18) * 2**30)
 
 
 def test_the_scheme_in_a_name_holds_without_an_accelerator(tmp_path: Path) -> None:

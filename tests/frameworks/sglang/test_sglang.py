@@ -174,6 +174,8 @@ def test_tokens_that_deepep_sends_to_experts() -> None:
     more = sent.bytes_of("weights") - divided.bytes_of("weights")
     assert more == pytest.approx(43 * 3 * 4096 * 2048 * 3 / 4, rel=0.001)
     assert any("the library that sends tokens" in note for note in sent.notes)
+    dense = memory("qwen3-8b", hardware="h200", version="0.5.19", moe_a2a_backend="deepep")
+    assert not any("the library that sends tokens" in note for note in dense.notes)
 
 
 def test_the_default_fraction_reserves_buffers_of_deepep() -> None:
@@ -189,8 +191,9 @@ def test_the_default_fraction_reserves_buffers_of_deepep() -> None:
         ("0.5.19", {}, 3.0),
         ("0.5.19", {"disable_cuda_graph": True}, 0.0),
     ):
-        saved = fraction(version, **flags) - fraction(version, **flags, moe_a2a_backend="deepep")
-        assert saved * shown == pytest.approx(reserved, abs=0.15), version
+        for library in ({"moe_a2a_backend": "deepep"}, {"enable_deepep_moe": True}):  # the second name is the older one
+            saved = fraction(version, **flags) - fraction(version, **flags, **library)
+            assert saved * shown == pytest.approx(reserved, abs=0.15), version
 
 
 def test_marlin_kept_the_loaded_scales_of_experts_to_0_5_15() -> None:

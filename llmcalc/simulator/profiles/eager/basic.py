@@ -331,8 +331,11 @@ class BasicKernels(Lowering):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cap_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits for the loss, capped as c · tanh(x / c) if the output head has a cap."""
-        if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
+        """Returns the logits for the loss, scaled and capped as c · tanh(x / c) if the output head does so."""
+        if self.choices.cross_entropy != "eager":
+            return logits
+        logits = self.t.scale(logits) if self.choices.scales_logits else logits
+        if not self.choices.caps_logits:
             return logits
         return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(logits)))
 

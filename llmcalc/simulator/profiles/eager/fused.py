@@ -426,6 +426,8 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         logits = aten.product(aten.to(x, FLOAT32), aten.transpose(aten.to(weight, FLOAT32), 0, 1))
         for bias in biases:
             logits = aten.add(logits, aten.to(bias, FLOAT32))
+        if self.choices.scales_logits:
+            logits = aten.scale(logits)
         if self.choices.caps_logits:
             logits = aten.scale(aten.elementwise_function("tanh", aten.scale(logits, "div")))
         log_probabilities = aten.log_softmax(aten.to(logits, FLOAT32))  # under autocast a cast
