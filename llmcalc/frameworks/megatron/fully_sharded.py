@@ -103,7 +103,7 @@ class ShardedWeights:
         self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
         self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
         self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
-        layers = {bucket.layer_index for bucket in self.buckets} - {None}
+        layer_indices = {bucket.layer_index for bucket in self.buckets} - {None}
         layer_elements = sum(
             parameter.size
             for bucket in self.buckets
@@ -111,7 +111,7 @@ class ShardedWeights:
             for parameter in bucket.parameters
         )
         self.queue_elements = settings.suggested_communication_unit_size or max(
-            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layers)))
+            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layer_indices)))
         )
         self.waiting_buckets: list[ShardedBucket] = []
         self.shard_storages: list[Storage] = []

@@ -199,9 +199,9 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
         "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
     }
-    for name, words in FP8_WORDS.items():
-        if arguments[name] not in words:
-            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(words)}")
+    for name, known_words in FP8_WORDS.items():
+        if arguments[name] not in known_words:
+            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(known_words)}")
     return arguments
 
 
@@ -214,5 +214,5 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.unknown["--exp_avg_sq_dtype"] = (
             f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
         )
-    gradients = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradients}
+    gradient_format = reader.value(config, "main_grads_dtype", "fp32")
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

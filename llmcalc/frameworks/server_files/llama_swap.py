@@ -54,8 +54,8 @@ def servers_of_llama_swap(
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
-        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env))
+        env_items = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
+        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env_items))
 
 
 def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:

@@ -199,10 +199,10 @@ class SGLangServer(EngineServer):
         tensor parallelism (`server_args.py`).
         """
         has_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
-        expert_ranks = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
-        expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
+        expert_rank_count = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
+        expert_tp = self.tp // expert_rank_count if expert_rank_count > 1 else None
         tp = self.tp // self.dp if self.has_divided_attention else self.tp
-        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
+        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_rank_count, etp=expert_tp)
 
     @property
     def loads_towers(self) -> bool:
@@ -213,8 +213,8 @@ class SGLangServer(EngineServer):
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.has_encoder:
             return 1.0
-        layers, encoder_width = self._encoder_sizes
-        relative_encoder_size = layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
+        encoder_layers, encoder_width = self._encoder_sizes
+        relative_encoder_size = encoder_layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
 
     @property
@@ -290,14 +290,14 @@ class SGLangServer(EngineServer):
         """
         if not self.is_amd or self.longest_request <= SHORT_REQUEST_TOKENS:
             return 1
-        heads = {
+        head_counts = {
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
         if chosen_backend:
             uses_aiter = chosen_backend == "aiter"
         else:
-            uses_aiter = heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
+            uses_aiter = head_counts <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
         return self.rules.aiter_share if uses_aiter else 1
 
     @property
@@ -595,7 +595,7 @@ class SGLangServer(EngineServer):
 
 
 def _has_narrow_values(preset: Preset) -> bool:
-    """Whether a layer of attention has values of another width than its keys, apart from latent attention."""
+    """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
         for mixer, _ in mixers(preset.model)

@@ -101,9 +101,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
-    layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
+    module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if layers != 1 or last_full_kind is None or config.head != "lm":
+    if module_count != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
@@ -117,11 +117,11 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
 def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.integers("mlp_only_layers"))
-    experts = config.count("num_experts") > 0
+    has_experts = config.count("num_experts") > 0
     return _qwen_decoder(
         config,
         [
-            experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
+            has_experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
             for layer in range(config.integer("num_hidden_layers"))
         ],
     )
