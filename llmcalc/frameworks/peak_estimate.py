@@ -355,9 +355,11 @@ class PeakEstimate:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(peaks) - batch.saved
-                for peaks, batch, count in zip(chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True)
-                if count
+                max(stage_peaks) - batch.saved
+                for stage_peaks, batch, in_flight_count in zip(
+                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
+                )
+                if in_flight_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
@@ -577,7 +579,7 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 
     has_flat_parameters: whether a rank's part of all parameters is one flat tensor, which Adafactor does not factor.
     """
-    memory_use, n = memory_estimate.states, memory_estimate.states.parameter_count.total
+    memory_use, parameter_count = memory_estimate.states, memory_estimate.states.parameter_count.total
     if memory_use.first_trained_layer is not None:
         raise InputError(
             "--trainable-layers: plans and times are of runs that train whole models or adapters; expected none, or "
@@ -589,14 +591,16 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
             bytes_per_matrix_element, adamw_extra_bytes = (
                 states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
-            master_bytes = memory_use.master_weights / n
+            master_bytes = memory_use.master_weights / parameter_count
             return BytesPerParameter(
-                memory_use.weights / n,
-                memory_use.gradients / n,
+                memory_use.weights / parameter_count,
+                memory_use.gradients / parameter_count,
                 bytes_per_matrix_element + master_bytes,
                 adamw_extra_bytes,
             )
     state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(
-        memory_use.weights / n, memory_use.gradients / n, (state_bytes + memory_use.master_weights) / n
+        memory_use.weights / parameter_count,
+        memory_use.gradients / parameter_count,
+        (state_bytes + memory_use.master_weights) / parameter_count,
     )

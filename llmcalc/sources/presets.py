@@ -94,9 +94,11 @@ def _preset_of_tag(tag: str) -> str | None:
         return None
     tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
     longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_beginning)]
-    active_size = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
+    active_size_pattern = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
     names_with_active_size = [
-        preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
+        preset_name
+        for preset_name in longer_names
+        if active_size_pattern.fullmatch(normalized_with_points(preset_name))
     ]
     matching_names = names_with_active_size or longer_names
     return matching_names[0] if len(matching_names) == 1 else None

@@ -107,11 +107,11 @@ def transient_bytes(
             gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduce_bytes)),
             optimizer_step=step_bytes,
         )
-    stage_totals = [stage.total for stage in stage_parameters]
-    parameter_count = sum(stage_totals)
+    totals_by_stage = [stage.total for stage in stage_parameters]
+    parameter_count = sum(totals_by_stage)
     gathered_bytes = element_bytes * (outer_parameters + 2 * layer_size)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
-    unsharded_gradients = max(stage_totals) if micro_batches <= layout.pp else parameter_count
+    unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
     gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_width / layout.shards))
     reduced_gradient_bytes = round(trained_share * outer_parameters * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(

@@ -207,24 +207,26 @@ class _EncoderGraph:
         vectors_shape = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
             frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            merged = self._order_by_square(self._inplace(frame_vectors[0], *frame_vectors))
+            vectors = self._order_by_square(self._inplace(frame_vectors[0], *frame_vectors))
         else:
-            merged = self._new_tensor(vectors_shape, self._view(self._convolution(pixels), None))
+            vectors = self._new_tensor(vectors_shape, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
-            merged = self._inplace(merged, merged, self.weight)
+            vectors = self._inplace(vectors, vectors, self.weight)
         if tower.class_embedding:
-            merged = self._new_tensor((self.hidden, self.rows), merged, self.weight)
+            vectors = self._new_tensor((self.hidden, self.rows), vectors, self.weight)
         if tower.positions is None:
-            return merged
+            return vectors
         if self.shape.kind == "qwen":
             resized_table = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
             return self._inplace(
-                merged, merged, self._order_by_square(self._new_tensor(vectors_shape, self._view(resized_table, None)))
+                vectors,
+                vectors,
+                self._order_by_square(self._new_tensor(vectors_shape, self._view(resized_table, None))),
             )
         position_table = self.weight
         if tower.class_embedding:
             position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
-        return self._inplace(merged, merged, position_table)
+        return self._inplace(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""

@@ -229,27 +229,30 @@ class ModelGraph:
         key_cache, value_cache = (
             Tensor(size, operation_name="cache", device=cache_device) for size in settings.layer_cache(layer)
         )
-        head, heads = layer.head_dim, layer.heads
-        key_heads = max(1, layer.key_width // head) if head else 1
+        head_dim, heads = layer.head_dim, layer.heads
+        key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
         value_dim = layer.value_width // key_heads
         gate_width = layer.gate_width if settings.queries_with_gates else 0
-        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed_input, tokens)
+        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head_dim + gate_width, normed_input, tokens)
         if not layer.key_width:
             return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
         key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
-        query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
+        query, key = (
+            self._view(query_and_gate, (head_dim, heads, tokens)),
+            self._view(key, (head_dim, key_heads, tokens)),
+        )
         if gate_width:
-            query = self._new_tensor((head, heads, tokens), query)  # its norm, out of place beside the gate
+            query = self._new_tensor((head_dim, heads, tokens), query)  # its norm, out of place beside the gate
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
-        key_rotation = self.rotation_matrix(head, settings.key_type_bytes)
+        key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
         value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=LEAST_ROTATION)
-        query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
-        key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
+        query = self.apply_rotation(query, (head_dim, heads, tokens), key_rotation)
+        key = self.apply_rotation(key, (head_dim, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
         self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.add_operations(self._store_in_cache(key_cache, key))

@@ -638,16 +638,20 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
     for option, option_value in pairwise([*launcher, ""]):
         if option.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
-    listed_devices = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
-    visible_count = devices_of_machine(launcher) if listed_devices is None else len(devices_text.strip(",").split(","))
+    device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    visible_count = (
+        devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))
+    )
     if visible_count is None:
         return None
     machine_count_texts = [
         environment.get("NNODES", ""),
         *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
     ]
-    machines = [int(count_text) for count_text in machine_count_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)]
-    return visible_count * (machines[-1] if machines else 1)
+    machine_counts = [
+        int(count_text) for count_text in machine_count_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)
+    ]
+    return visible_count * (machine_counts[-1] if machine_counts else 1)
 
 
 def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:

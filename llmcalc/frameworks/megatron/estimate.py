@@ -104,14 +104,16 @@ class StageRun:
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
-        saved_bytes, forward = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
+        saved_bytes, forward_visits = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
         memory_meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
-        backward = memory_meter.pass_visits(start_bytes)
+        backward_visits = memory_meter.pass_visits(start_bytes)
         del chunk_input, forward_output
         remaining_bytes = memory_meter.now - self._set_up_bytes + self.buffer_meter.now
-        pass_bytes = _micro_batch_bytes(saved_bytes, forward, backward, remaining_bytes)
-        self._latest = (saved_bytes, remaining_bytes, forward, backward) if memory_meter.now == start_bytes else None
+        pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
+        self._latest = (
+            (saved_bytes, remaining_bytes, forward_visits, backward_visits) if memory_meter.now == start_bytes else None
+        )
         return pass_bytes
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:

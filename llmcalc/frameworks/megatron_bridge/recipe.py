@@ -351,17 +351,19 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
-    fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")}
+    precision_fields = {
+        key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")
+    }
     if isinstance(precision, str) and precision in FP8_RECIPES:
-        changed_fields = [f"mixed_precision.{name}" for name in fields if name not in (CALLED, "0")]
+        changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
         for name in changed_fields:
             reader.unknown[name] = f"not modelled beside {precision}"
         return FP8_RECIPES[precision]
-    narrow_fields = [name for name in NARROW_PRECISION if fields.get(name) not in (None, False)]
+    narrow_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
     is_bf16 = precision == "bf16_mixed" or (
         precision == "MixedPrecisionConfig"
-        and fields.get("bf16") is True
-        and _number_format(fields.get("params_dtype")) == "bf16"
+        and precision_fields.get("bf16") is True
+        and _number_format(precision_fields.get("params_dtype")) == "bf16"
     )
     if not is_bf16 or narrow_fields:
         written_text = ", ".join(narrow_fields) or str(precision)

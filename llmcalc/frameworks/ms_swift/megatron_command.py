@@ -154,8 +154,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
-        unsupported = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
-        reader.unknown["--target_modules"] = f"{unsupported} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
+        reader.unknown["--target_modules"] = (
+            f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        )
         target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,

@@ -237,8 +237,10 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
 
 def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[str, Any]:
     """Returns the Trainer's argument of the table `deepspeed`, as its `to_deepspeed` makes it."""
-    read = field_names("enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision")
-    unknown_keys(reader, deepspeed_table, read | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
+    known_keys = field_names(
+        "enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision"
+    )
+    unknown_keys(reader, deepspeed_table, known_keys | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
     if deepspeed_table.get("deepspeed_config_path") is not None:
         return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
     stage_text = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")

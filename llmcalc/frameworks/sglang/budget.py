@@ -335,10 +335,12 @@ class SGLangServer(EngineServer):
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
         memory_gib, version_rules = self.nvidia_smi_gib, self.rules
-        ranks = self.tp * self.pp
+        rank_count = self.tp * self.pp
         device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
         if version_rules.fraction == "by_memory":
-            return device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
+            return (
+                device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * rank_count + self.draft_reserve_gib
+            )
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
         decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", device_defaults.cuda_graph_max_bs[self.tp >= 4]))
         if version_rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
@@ -350,7 +352,7 @@ class SGLangServer(EngineServer):
         reserved_gib = (
             512
             + 1.5 * max(tokens, 2048)
-            + 1024 * ranks / 8
+            + 1024 * rank_count / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.has_divided_attention:

@@ -38,14 +38,16 @@ def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     expert_layers = list(_expert_layers(rank))
     if not expert_layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
-    total_expert_count = sum(experts_per_layer * device_experts for experts_per_layer, device_experts in expert_layers)
+    total_expert_count = sum(
+        experts_per_layer * device_expert_count for experts_per_layer, device_expert_count in expert_layers
+    )
     if SHARE in flags:
         return 1 - Fraction(int(total_expert_count * flags[SHARE]), total_expert_count)
-    device_experts = int(flags.get(NUMBER, 0))
+    device_expert_count = int(flags.get(NUMBER, 0))
     fewest_experts = min(experts_per_layer for experts_per_layer, _ in expert_layers)
-    if device_experts > fewest_experts:
-        raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {fewest_experts:,} experts")
-    return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in expert_layers), total_expert_count)
+    if device_expert_count > fewest_experts:
+        raise InputError(f"--kt-num-gpu-experts {device_expert_count:,}: a layer has {fewest_experts:,} experts")
+    return 1 - Fraction(device_expert_count * sum(layer_count for _, layer_count in expert_layers), total_expert_count)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:

@@ -321,7 +321,9 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        if any(_is_in_skipped_branch(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+        if any(
+            _is_in_skipped_branch(condition, branch, variables) for condition, branch in conditions.get(id(node), ())
+        ):
             continue
         arguments = keyword_arguments(node, variables)
         first_argument = value_of(node.args[0], variables) if node.args else None

@@ -399,9 +399,9 @@ class VLLMSettings(EngineServer):
     @cached_property
     def whole_videos(self) -> VideosAsImages | None:
         """The rules of videos if a whole video must fit in one batch; None if it need not."""
-        videos = self.engine_record.videos_as_images(self.version_of_rules)
-        must_be_whole = videos is not None and videos.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
-        return videos if must_be_whole else None
+        rules = self.engine_record.videos_as_images(self.version_of_rules)
+        must_be_whole = rules is not None and rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+        return rules if must_be_whole else None
 
     @property
     def largest_input_tokens(self) -> int:

@@ -208,8 +208,8 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
     ffn_factor = model_args.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
-    ffn = 4 * hidden_size * 2 // 3
-    return width_multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / width_multiple)
+    width = 4 * hidden_size * 2 // 3
+    return width_multiple * ceil((width if ffn_factor is None else int(ffn_factor * width)) / width_multiple)
 
 
 def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -87,13 +87,16 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer + kind: layer_table(mixers[mixer], ffns_by_kind[kind], norm) for mixer in mixers for kind in ffns_by_kind
+        mixer_kind + kind: layer_table(mixers[mixer_kind], ffns_by_kind[kind], norm)
+        for mixer_kind in mixers
+        for kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
-        layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
+        layer_kind + ("_moe" if has_experts else "")
+        for layer_kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))

@@ -150,7 +150,7 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
+    return {i: {"ngram_input": {"ngram_rows": rows, **common_fields}} for i, rows in rows_by_layer if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {

@@ -54,9 +54,9 @@ def _read_earlier_version(config: Config) -> Table:
         ffn_width = width_multiple * ceil_div(8 * hidden_size // 3, width_multiple)
     ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
-        has_metas_names = "dim" in config.data
+        has_params_json_names = "dim" in config.data
         has_shared_expert = config.get("n_shared_experts") is not None
-        shared_count = int(has_shared_expert) if has_metas_names else config.count("n_shared_experts")
+        shared_count = int(has_shared_expert) if has_params_json_names else config.count("n_shared_experts")
         shared_ffn = glu(config, ffn_width=ffn_width * shared_count) if shared_count else None
         ffn = moe(config.integer("n_routed_experts"), config.integer("num_experts_per_tok"), ffn, shared_ffn)
     return decoder(config, layer_table(attention(config), ffn, norm), norm)

@@ -24,7 +24,8 @@ def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
     config_sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
     model_types = {
-        section_name: model_type_of(config, section_name, fields) for section_name, fields in config_sections.items()
+        section_name: model_type_of(config, section_name, section_fields)
+        for section_name, section_fields in config_sections.items()
     }
     decoder_class = causal_class(model_types["decoder"], "decoder.", config.data)
     encoder = read_section_model(
