@@ -198,13 +198,13 @@ def _step_peak(
         for _ in range(parameter_count)
     ]
     gradients = [empty(memory_meter, tensor_shape, gradient_type) for _ in parameters]
-    bytes_before = 0
+    start_bytes = 0
     for _ in range(2):  # the first step allocates the optimizer's states
-        bytes_before = memory_meter.now
+        start_bytes = memory_meter.now
         memory_meter.restart()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_copies else gradient
         training_config.step_optimizer(autograd_graph, parameters)
         for parameter in parameters:
             parameter.gradient = None
-    return memory_meter.peak - bytes_before
+    return memory_meter.peak - start_bytes

@@ -92,9 +92,9 @@ def _preset_of_tag(tag: str) -> str | None:
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
         return None
-    tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
-    longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_beginning)]
-    active_size_pattern = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
+    tag_prefix = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
+    active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")
     names_with_active_size = [
         preset_name
         for preset_name in longer_names

@@ -325,13 +325,13 @@ def _suggest_relatives(model_name: str) -> str:
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    beginnings = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
+    prefixes = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
     spellings = list(map(normalized, presets_of_family))
-    longest_beginning = next(
-        (beginning for beginning in beginnings if any(spelling.startswith(beginning) for spelling in spellings)), ""
+    longest_prefix = next(
+        (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""
     )
     return suggest(bare_name, presets_of_family) or (
-        suggest(longest_beginning, presets_of_family) if longest_beginning else ""
+        suggest(longest_prefix, presets_of_family) if longest_prefix else ""
     )
 
 

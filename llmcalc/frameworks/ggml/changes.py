@@ -78,11 +78,11 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
             if bisects_interval
             else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
         )
-        free_bytes_now = free_bytes_of(guessed_value)
-        if free_bytes_now < 0:
-            failing_value, missing_bytes = guessed_value, -free_bytes_now
+        guessed_free_bytes = free_bytes_of(guessed_value)
+        if guessed_free_bytes < 0:
+            failing_value, missing_bytes = guessed_value, -guessed_free_bytes
         else:
-            fitting_value, free_bytes = guessed_value, free_bytes_now
+            fitting_value, free_bytes = guessed_value, guessed_free_bytes
         bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2
     return fitting_value
 

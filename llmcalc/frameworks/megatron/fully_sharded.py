@@ -159,13 +159,13 @@ class ShardedWeights:
             next_positions = (
                 range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
-            elements_ahead = 0
+            prefetched_elements = 0
             for i in next_positions:
-                if elements_ahead >= self.queue_elements // 2:
+                if prefetched_elements >= self.queue_elements // 2:
                     break
                 if i not in bucket_indices:
                     bucket_indices.append(i)
-                    elements_ahead += self.buckets[i].element_count
+                    prefetched_elements += self.buckets[i].element_count
         with allocate_on_stream(self.meter, GATHER_STREAM):
             for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:

@@ -222,7 +222,7 @@ def _record_chunk(
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeatingError` if the repeats of a stack differ.
     """
-    rank_run.chunks, model_chunk.chunk_index, units_before = [model_chunk], 0, EFFORT.units
+    rank_run.chunks, model_chunk.chunk_index, effort_before = [model_chunk], 0, EFFORT.units
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
@@ -254,7 +254,7 @@ def _record_chunk(
             for tensor_name, tensor_blocks in shared_blocks.items()
         },
         frozenset(tensor_name for tensor_name, numbers in storages.items() if numbers[0] in forward_storages),
-        EFFORT.subtract_work_since(units_before),
+        EFFORT.subtract_work_since(effort_before),
     )
 
 

@@ -96,20 +96,20 @@ class StageRun:
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
         """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
-        bytes_before = self.meter.now
+        start_bytes = self.meter.now
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()
-        saved_bytes, forward_visits = self.meter.now - bytes_before, self.meter.pass_visits(bytes_before)
+        saved_bytes, forward_visits = self.meter.now - start_bytes, self.meter.pass_visits(start_bytes)
         self.meter.restart()
         self.chunk.backward_micro_batch(in_flight)
-        return saved_bytes, forward_visits, self.meter.pass_visits(bytes_before)
+        return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
         self.layers.set_repeats(layer_repeats)
-        bytes_before = self.meter.now
+        start_bytes = self.meter.now
         measured_passes = self._run_micro_batch()
-        self._latest = measured_passes if self.meter.now == bytes_before else None
+        self._latest = measured_passes if self.meter.now == start_bytes else None
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:

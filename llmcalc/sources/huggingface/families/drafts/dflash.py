@@ -120,21 +120,21 @@ def _layer_ffn(config: Config) -> Table:
     stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
     moe_config = Config({**moe_preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.integer("moe_intermediate_size")
-    clamp_if_limited = clamped_swiglu if moe_config.number("swiglu_limit") else dict
+    clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
     router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
-        shared_ffn = clamp_if_limited(
+        shared_ffn = clamp_function(
             glu(config, ffn_width=moe_config.optional_integer("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.integer("n_routed_experts"),
         moe_config.integer("num_experts_per_tok"),
-        clamp_if_limited(glu(config, ffn_width=expert_width)),
+        clamp_function(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),

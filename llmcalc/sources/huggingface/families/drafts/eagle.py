@@ -78,7 +78,7 @@ def _read_eagle3_qwen3_moe(config: Config) -> Table:
     """Reads EAGLE-3 with Qwen3's experts; its class adds attention to the normalized states."""
     ffn = glu(config, ffn_width=config.integer("moe_intermediate_size"))
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), ffn)
-    return _draft_of_hidden_states(config, _attention(config, has_qk_norm=True), experts, is_residual_normed=True)
+    return _draft_of_hidden_states(config, _attention(config, has_qk_norm=True), experts, norm_before_residual=True)
 
 
 def _read_eagle3_gpt_oss(config: Config) -> Table:
@@ -98,15 +98,15 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
 
-def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, is_residual_normed: bool = False) -> Table:
+def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
     """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
-    is_residual_normed: whether the residual is normalized even if the config does not say so.
+    norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_states(config)
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     block: Table = layer_table(mixer, ffn, norm)
-    residual_is_normalized = config.flag("norm_before_residual") or is_residual_normed
+    residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
     target_width = config.optional_integer("target_hidden_size") or hidden_size
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
