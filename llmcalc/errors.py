@@ -118,7 +118,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     similar_prefixes = difflib.get_close_matches(
         wrong_letters, names_by_prefix, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
-    similar_prefixes.sort(key=lambda similar: (edit_distance(similar, wrong_letters), similar[:2] != prefix))
+    similar_prefixes.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
     for name_prefix in similar_prefixes:
         matching_names += names_by_prefix[name_prefix]
     suggestions = list(dict.fromkeys(matching_names))
