@@ -109,7 +109,7 @@ def _linear_attention(config: Config) -> Table:
 
 
 def _read_hgrn2(config: Config) -> Table:
-    """Reads HGRN2. Its class has a table with a lower bound for each layer, whose first row is taken from all."""
+    """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
     config.require("use_short_conv", False)
     config.require("elementwise_affine", True)
     hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
