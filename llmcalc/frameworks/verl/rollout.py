@@ -114,7 +114,7 @@ def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
 def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: int, tokens: int) -> tuple[int, int]:
     """Returns the sequences of a log-probability micro-batch, and the rank's tokens per sequence.
 
-    sequences, tokens: those of a micro-batch of the update, which are the default.
+    sequence_count, tokens: those of a micro-batch of the update, which are the default.
     """
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
