@@ -190,7 +190,7 @@ class Hardware(Record):
 
     @property
     def is_of_laptops(self) -> bool:
-        """Whether the accelerator is sold in laptops alone, one in each, as the vendor's name of it says."""
+        """Whether the accelerator is sold only in laptops, one per laptop, by the vendor's name."""
         return self.title.endswith("Laptop GPU")
 
     @property

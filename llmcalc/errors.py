@@ -109,18 +109,18 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         lowercase_name.lstrip("-"), names_by_lowercase, name_count, cutoff=SIMILARITY
     )
     matching_names += [names_by_lowercase[similar_spelling] for similar_spelling in similar_spellings]
-    names_by_beginning: dict[str, list[str]] = {}
+    names_by_prefix: dict[str, list[str]] = {}
     prefix = wrong_letters[:2]
     for known_name in sorted_names:
-        name_beginning = _letters_and_digits(known_name)[: len(wrong_letters)]
-        if wrong_letters and name_beginning[:1] == wrong_letters[0]:
-            names_by_beginning.setdefault(name_beginning, []).append(known_name)
-    similar_beginnings = difflib.get_close_matches(
-        wrong_letters, names_by_beginning, name_count, cutoff=SIMILARITY_OF_BEGINNING
+        name_prefix = _letters_and_digits(known_name)[: len(wrong_letters)]
+        if wrong_letters and name_prefix[:1] == wrong_letters[0]:
+            names_by_prefix.setdefault(name_prefix, []).append(known_name)
+    similar_prefixes = difflib.get_close_matches(
+        wrong_letters, names_by_prefix, name_count, cutoff=SIMILARITY_OF_BEGINNING
     )
-    similar_beginnings.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
-    for name_beginning in similar_beginnings:
-        matching_names += names_by_beginning[name_beginning]
+    similar_prefixes.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
+    for name_prefix in similar_prefixes:
+        matching_names += names_by_prefix[name_prefix]
     suggestions = list(dict.fromkeys(matching_names))
     return f" Did you mean {', '.join(suggestions[:MOST_SUGGESTIONS])}?" if suggestions else ""
 

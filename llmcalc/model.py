@@ -149,9 +149,9 @@ class ModelSpec(Part):
             if self.kind != "encoder":
                 raise ValueError("head: latents are read by the hidden states of an encoder; expected [model.encoder]")
             self.head.reading.check_width("head.reading", self.hidden_size)
-        output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
+        model_output = ModelOutput(self.kind, self.main, self.hidden_size, self.head, self.embedding_size)
         for output_component in self.output_parts():
-            output_component.check_output(output)
+            output_component.check_output(model_output)
         check_widths(self.towers)
         return self
 
@@ -440,7 +440,7 @@ class ModelSpec(Part):
         return encoder.flow(recorder, x, encoder_axis)
 
     def _record_output(
-        self, recorder: Flow, x: Value, vocab: Axis, embedding_axis: Axis, embedding_table: Weight
+        self, recorder: Flow, x: Value, vocab_axis: Axis, embedding_axis: Axis, embedding_table: Weight
     ) -> None:
         """Records the components that read the final hidden states, and the vision and audio encoders."""
         recorder.hold(x=x)
@@ -467,7 +467,7 @@ class ModelSpec(Part):
         if self.head.type in VECTOR_HEADS:
             recorder.result = recorder.part(VECTOR_HEADS[self.head.type], self.head, x)
         if isinstance(self.head, LMHead):
-            self._record_lm_head(recorder, self.head, x, output_states, vocab, embedding_axis, embedding_table)
+            self._record_lm_head(recorder, self.head, x, output_states, vocab_axis, embedding_axis, embedding_table)
         if self.towers:
             with recorder.scope("towers", kind="towers", role="kept", optional=TOWERS.name, is_counted_whole=True):
                 record_towers(recorder, self.towers)
@@ -478,7 +478,7 @@ class ModelSpec(Part):
         head: LMHead,
         x: Value,
         output_states: Value,
-        vocab: Axis,
+        vocab_axis: Axis,
         embedding_axis: Axis,
         embedding_table: Weight,
     ) -> None:
@@ -488,18 +488,18 @@ class ModelSpec(Part):
         """
         output = embedding_table if self.tie_word_embeddings else None
         if self.mtp is not None and output is None:
-            output = Weight("lm_head", (vocab,), x.axes)
+            output = Weight("lm_head", (vocab_axis,), x.axes)
         weight_role = self._weight_role("lm_head")
         recorder.result = recorder.part(
-            "lm_head", head, x, vocab=vocab, width=embedding_axis, output_weight=output, role=weight_role
+            "lm_head", head, x, vocab=vocab_axis, width=embedding_axis, output_weight=output, role=weight_role
         )
         if self.proposal is not None:
-            tokens = head.draft_vocab_size
-            proposed_axis = vocab if tokens is None else Axis("vocab", tokens)
-            recorder.part("proposal", self.proposal, output_states, vocab=vocab, proposed_tokens=proposed_axis)
+            draft_vocab_size = head.draft_vocab_size
+            proposed_axis = vocab_axis if draft_vocab_size is None else Axis("vocab", draft_vocab_size)
+            recorder.part("proposal", self.proposal, output_states, vocab=vocab_axis, proposed_tokens=proposed_axis)
         if self.mtp is not None:
             assert output is not None
-            self.mtp.flow(recorder, output_states, self.main, vocab, embedding_table, output)
+            self.mtp.flow(recorder, output_states, self.main, vocab_axis, embedding_table, output)
 
     def reference(self) -> nn.Module:
         """Builds a PyTorch model with random weights.
@@ -590,8 +590,8 @@ def _reference_class() -> type[nn.Module]:
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
                 if spec.proposal is not None:
-                    tokens = spec.head.draft_vocab_size or spec.vocab_size
-                    self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, tokens)
+                    vocab_size = spec.head.draft_vocab_size or spec.vocab_size
+                    self.proposal = spec.proposal.reference(ModelProperties(hidden), spec.vocab_size, vocab_size)
                 if spec.mtp is not None:
                     self.mtp = spec.mtp.reference(ModelProperties(hidden), output_stack, output.weight)
                     self._reads_streams = getattr(output_stack.streams, "type", "") == "hyper"

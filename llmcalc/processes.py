@@ -211,12 +211,12 @@ class ForkedCalls(Generic[Task, Result]):
             task = tasks_by_connection[connection]  # type: ignore[index]
             worker = self._running.pop(task)
             try:
-                has_result, result = worker.connection.recv()
+                has_result, call_result = worker.connection.recv()
             except (EOFError, OSError):
                 self._remove(worker)
                 continue
             if has_result:
-                self._results[task] = result
+                self._results[task] = call_result
         self._assign_tasks()
 
     def _remove(self, worker: Worker) -> None:

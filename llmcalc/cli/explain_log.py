@@ -50,7 +50,7 @@ def command(
     else:
         from ..questions.launched_logs import launched_run
 
-        run = launched_run(
+        explained_run = launched_run(
             launch,
             target,
             target_options.load,
@@ -60,5 +60,5 @@ def command(
             set=target_options.overrides,
             head=target_options.head,
         )
-        log_question = LogQuestion(log, hardware=hardware, run=run)
+        log_question = LogQuestion(log, hardware=hardware, run=explained_run)
     output_options.show_answer(ask_log(log_question), table)

@@ -77,9 +77,9 @@ def command(
     if quantize is not None:
         raise InputError(SCHEME_WITHOUT_ENGINE)
     reports = []
-    sequences = batch_from_options(batch, users, "decode") or 1
+    sequence_count = batch_from_options(batch, users, "decode") or 1
     cache_question = CacheQuestion(
-        sequences, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
+        sequence_count, seq, kv_dtype, source, rank_request, target_options.load_draft(draft), inputs
     )
     for preset in [target_options.load(target) for target in targets]:
         with name_in_errors(preset):

@@ -264,7 +264,7 @@ def _usage_message(usage_error: Any) -> str:
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
     from .engine_options import EngineCommand
 
-    parameter, problem = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
+    parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
         typed_option, options = str(getattr(usage_error, "option_name", "")), _command_options(context)
         from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
@@ -272,23 +272,23 @@ def _usage_message(usage_error: Any) -> str:
         option = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
         takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
         if option:
-            problem = f"No such option: {typed_option}; expected {option}"
+            message = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--engine":
-            problem = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
+            message = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            problem = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
         elif other_commands := _commands_with(typed_option, context.command.name):
-            problem = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
+            message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
         elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
-            problem = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
-        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
+            message = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
+        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             is_extra_model = _is_model_name(extra_words[1].split()[0])
             limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"
-            problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
+            message = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
     if parameter is None:
-        return f"{problem}{help_hint}"
+        return f"{message}{help_hint}"
     from .options import typed_name
 
     parameter_name = (
@@ -306,10 +306,10 @@ def _usage_message(usage_error: Any) -> str:
     if validation_errors is not None:
         from ..sources.files import explain_value
 
-        problem = explain_value(validation_errors()[0])
+        message = explain_value(validation_errors()[0])
     else:
-        problem = usage_error.message
-    typed_value, separator, accepted_values = problem.rstrip(".").replace("'", "").partition(" is not one of ")
+        message = usage_error.message
+    typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
         from ..questions.other_names import OTHER_NAMES, llmcalc_spelling
 
@@ -321,5 +321,5 @@ def _usage_message(usage_error: Any) -> str:
             if placeholder_value
             else suggest(typed_value, accepted_values.split(", "))
         )
-        problem = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
-    return f"{parameter_name}: {problem.rstrip('.')}"
+        message = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
+    return f"{parameter_name}: {message.rstrip('.')}"

@@ -47,13 +47,13 @@ def tool_server() -> Server[Any]:
     read_only_hints = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
-        tool_list = [
+        tools = [
             types.Tool(
                 name=tool.name, description=tool.description, input_schema=tool.schema, annotations=read_only_hints
             )
             for tool in all_tools()
         ]
-        return types.ListToolsResult(tools=tool_list)
+        return types.ListToolsResult(tools=tools)
 
     async def call_tool(_: Any, call_params: types.CallToolRequestParams) -> types.CallToolResult:
         try:

@@ -64,18 +64,18 @@ def rank_memory(memory_estimate: Memory) -> DeviceMemory:
         )
         return timeline_point._replace(module_path=layer)
 
-    tensors, *other_terms = device.terms
-    if tensors.status == "untested":
+    tensors_term, *other_terms = device.terms
+    if tensors_term.status == "untested":
         pass
     elif not has_tensor_parallel_plan(model):
-        tensors = replace(tensors, status="estimate", witness=WITHOUT_PLAN)
-    elif model.layout.tp > 1 and tensors.status == "exact":
-        tensors = replace(tensors, witness="torch's DTensor on a fake process group", versions=TORCH)
+        tensors_term = replace(tensors_term, status="estimate", witness=WITHOUT_PLAN)
+    elif model.layout.tp > 1 and tensors_term.status == "exact":
+        tensors_term = replace(tensors_term, witness="torch's DTensor on a fake process group", versions=TORCH)
         if model.has_undivided_products:
-            tensors = replace(tensors, status="source", witness=NOT_COMPARED)
+            tensors_term = replace(tensors_term, status="source", witness=NOT_COMPARED)
     return replace(
         device,
-        terms=(tensors, *other_terms),
+        terms=(tensors_term, *other_terms),
         peak_at=with_model_layer_indices(device.peak_at),
         timeline=tuple(map(with_model_layer_indices, device.timeline)) if first_layer else device.timeline,
     )

@@ -244,8 +244,8 @@ class PeakEstimate:
         bytes_by_rank = self._static_bytes_by_rank(layout)
         first_rank_bytes = bytes_by_rank[0]
         if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
-            first_rank = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
-            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank]
+            first_rank_stages = [stage for stage in stages(layout, self.layers) if stage.pipeline_rank == 0]
+            saved_bytes = [self._least_saved_bytes(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
                 distinct_count = distinct_micro_batches(layout, micro_batches)
                 first_rank_bytes += peak_in_flight(layout, distinct_count, 0, saved_bytes)[0]
@@ -276,11 +276,11 @@ class PeakEstimate:
 
         Ranks whose stages are measured already come first.
         """
-        ranks = sorted(
+        sorted_ranks = sorted(
             self._distinct_ranks(layout, micro_batches).items(),
             key=lambda rank: any(self._measurement_key(layout, stage) not in self._measured for stage in rank[1]),
         )
-        return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in ranks)
+        return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in sorted_ranks)
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage.
@@ -339,11 +339,11 @@ class PeakEstimate:
         saved_bytes, in_flight_counts = peak_in_flight(
             layout, distinct_micro_batches(layout, micro_batches), rank, [batch.saved for batch in pass_bytes]
         )
-        parameters = [
+        stage_parameters = [
             self.stage_parameters(layout, stage)._replace(extra_gradients=batch.extra_gradients)
             for stage, batch in zip(rank_stages, pass_bytes, strict=True)
         ]
-        transient_bytes = self.transient_bytes(layout, parameters, micro_batches)
+        transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batches)
         chunk_peaks = [
             _pass_peaks(batch, stage, transient_bytes, micro_batches)
             for batch, stage in zip(pass_bytes, rank_stages, strict=True)
@@ -355,9 +355,11 @@ class PeakEstimate:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], pass_bytes[0], chunk_peaks[0])
         else:
             pass_peak = max(
-                max(peaks) - batch.saved
-                for peaks, batch, count in zip(chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True)
-                if count
+                max(stage_peaks) - batch.saved
+                for stage_peaks, batch, in_flight_count in zip(
+                    chunk_peaks, pass_bytes, in_flight_counts.awaiting_backward, strict=True
+                )
+                if in_flight_count
             )
         static_bytes = self._static_bytes_by_rank(layout)[rank]
         if layout.is_bidirectional:
@@ -381,12 +383,12 @@ class PeakEstimate:
         The gradients of the head come first, those of the first layer last.
         """
         parameters, (forward_peak, head_peak, layer_peak) = self.stage_parameters(layout, stage), pass_peaks
-        gradients = self.static_bytes(layout, stage, only_gradients=True)
+        gradient_bytes = self.static_bytes(layout, stage, only_gradients=True)
         head_elements = min(parameters.outside_layers, parameters.largest_tensor)
-        head_gradients = round(gradients * head_elements / parameters.total)
-        first_layer = layer_peak - pass_bytes.saved
-        last_layer = max(head_peak, layer_peak) - gradients + head_gradients
-        return max(forward_peak - gradients, last_layer, first_layer) - pass_bytes.saved
+        head_gradient_bytes = round(gradient_bytes * head_elements / parameters.total)
+        first_layer_peak = layer_peak - pass_bytes.saved
+        last_layer_peak = max(head_peak, layer_peak) - gradient_bytes + head_gradient_bytes
+        return max(forward_peak - gradient_bytes, last_layer_peak, first_layer_peak) - pass_bytes.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
@@ -492,26 +494,24 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start, end = stage.layers.start, stage.layers.stop
-        longest_window, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
+        longest_run, kinds = SHORT_RUN_REPEATS + 2, self.layer_kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
                 return start, end, None
-            skipped_layers = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
+            skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
             if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
-                end -= skipped_layers
+                end -= skipped_layer_count
             elif not first_layer and not stage.has_embedding:
-                start += skipped_layers
+                start += skipped_layer_count
             return start, end, pattern_repeats
-        while end - start > longest_window:
+        while end - start > longest_run:
             start, end = (start + 1, end) if stage.has_head else (start, end - 1)
-        while end - start < longest_window and not stage.has_head and end < len(kinds) and kinds[end] is kinds[start]:
+        while end - start < longest_run and not stage.has_head and end < len(kinds) and kinds[end] is kinds[start]:
             end += 1
-        while (
-            end - start < longest_window and not stage.has_embedding and start > 0 and kinds[start - 1] is kinds[start]
-        ):
+        while end - start < longest_run and not stage.has_embedding and start > 0 and kinds[start - 1] is kinds[start]:
             start -= 1
-        if end - start < longest_window:
+        if end - start < longest_run:
             return stage.layers.start, stage.layers.stop, None
         return start, end, len(stage.layers)
 
@@ -579,7 +579,7 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
 
     has_flat_parameters: whether a rank's part of all parameters is one flat tensor, which Adafactor does not factor.
     """
-    memory_use, n = memory_estimate.states, memory_estimate.states.parameter_count.total
+    memory_use, parameter_count = memory_estimate.states, memory_estimate.states.parameter_count.total
     if memory_use.first_trained_layer is not None:
         raise InputError(
             "--trainable-layers: plans and times are of runs that train whole models or adapters; expected none, or "
@@ -591,14 +591,16 @@ def bytes_per_parameter(memory_estimate: Memory, has_flat_parameters: bool = Fal
             bytes_per_matrix_element, adamw_extra_bytes = (
                 states_count * packed_bytes(1, memory_use.optimizer.dtype) for states_count in states_per_parameter
             )
-            master_bytes = memory_use.master_weights / n
+            master_bytes = memory_use.master_weights / parameter_count
             return BytesPerParameter(
-                memory_use.weights / n,
-                memory_use.gradients / n,
+                memory_use.weights / parameter_count,
+                memory_use.gradients / parameter_count,
                 bytes_per_matrix_element + master_bytes,
                 adamw_extra_bytes,
             )
     state_bytes = 0 if memory_use.optimizer is None else memory_use.optimizer.bytes
     return BytesPerParameter(
-        memory_use.weights / n, memory_use.gradients / n, (state_bytes + memory_use.master_weights) / n
+        memory_use.weights / parameter_count,
+        memory_use.gradients / parameter_count,
+        (state_bytes + memory_use.master_weights) / parameter_count,
     )

@@ -112,9 +112,9 @@ class Cluster:
         A pipeline is long if its layers are more than `MOST_LAYERS_OF_ALL_STAGES`, or the passes of all its stages more
         than `MOST_PASSES_OF_ALL_STAGES` and each of them is replayed.
         """
-        layers = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
+        depth = sum(layer_stack.num_hidden_layers for _, layer_stack in self.spec.stacks())
         replayed_batches = self.micro_batches if self.framework.replays_every_micro_batch else 1
-        is_long_replay = layers > MOST_LAYERS_OF_ALL_STAGES or layers * replayed_batches > MOST_PASSES_OF_ALL_STAGES
+        is_long_replay = depth > MOST_LAYERS_OF_ALL_STAGES or depth * replayed_batches > MOST_PASSES_OF_ALL_STAGES
         return self.ranks_that_may_need_most if self.trains and is_long_replay else self._rank_of_each_stage
 
     @property
@@ -189,10 +189,10 @@ class Cluster:
             device_memory, self.layout, self.framework, cuda_runtime, self.settings.torch or ""
         )
         device_memory = memory_with_evidence(device_memory, self.evidence)
-        frozen_model = self.run.frozen
-        if frozen_model is not None:
+        frozen = self.run.frozen
+        if frozen is not None:
             run_memory = device_memory
-            for frozen_part in frozen_model.parts:
+            for frozen_part in frozen.parts:
                 device_memory = _with_frozen_model(
                     device_memory, frozen_part, frozen_part.additional_bytes(self.memory, run_memory)
                 )
@@ -276,12 +276,12 @@ class Cluster:
             messages = self.framework.messages_of_rank(self.run, rank)
             if messages is not None:
                 return messages
-        gradients, memory_use = self.framework.gradient_rules(), self.memory.states
+        gradient_rules, memory_use = self.framework.gradient_rules(), self.memory.states
         return rank_messages(
             self.spec,
             self.layout,
             memory_use.workload,
-            gradients,
+            gradient_rules,
             self.micro_batches,
             rank,
             element_bytes=DTYPE_BITS[memory_use.dtype] // 8,

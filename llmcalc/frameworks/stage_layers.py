@@ -1,4 +1,4 @@
-"""The layers of a pipeline stage that a measurement runs: how many repeats of their pattern, and of how many kinds."""
+"""The layers of a pipeline stage that a measurement runs: the repeats of their pattern, and whether kinds differ."""
 
 from __future__ import annotations
 

@@ -124,18 +124,18 @@ class OptimizerStepBytes(NamedTuple):
         shard_count, expert_shards = (layout.shards, layout.expert_shards) if is_sharded else (1, 1)
         parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
         if self.per_adamw_parameter is None:
-            largest_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
-            largest_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
+            largest_tensor_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
+            largest_tensor_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
         else:
             largest_matrix = max(stage.largest_matrix for stage in stage_parameters)
             adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + expert_parameters
-            largest_bytes = max(
+            largest_tensor_bytes = max(
                 (self.per_largest + self.per_second_largest) * largest_matrix,
                 self.per_adamw_parameter * adamw_parameters,
             )
-        extra_gradients = sum(stage.extra_gradients for stage in stage_parameters)
-        extra_bytes = (self.gradient_copy + self.gradient_element_bytes) * extra_gradients
-        return round(parameter_bytes + largest_bytes / shard_count + extra_bytes / shard_count)
+        extra_gradient_elements = sum(stage.extra_gradients for stage in stage_parameters)
+        extra_bytes = (self.gradient_copy + self.gradient_element_bytes) * extra_gradient_elements
+        return round(parameter_bytes + largest_tensor_bytes / shard_count + extra_bytes / shard_count)
 
 
 SIDE = 1024
@@ -162,7 +162,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_element_bytes=width,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _step_peak(training_config, gradient_type, has_copies, count) / matrix_elements for count in (1, 2, 3)
+        _step_peak(training_config, gradient_type, has_copies, matrix_count) / matrix_elements
+        for matrix_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)
@@ -192,18 +193,18 @@ def _step_peak(
     memory_meter = Meter()
     autograd_graph, tensor_shape = AutogradGraph(memory_meter), (SIDE * SIDE,) if has_flat_parameters else (SIDE, SIDE)
     weight_type = FLOAT32 if training_config.has_master_weights else DTYPES[training_config.dtype]
-    trained_parameters = [
+    parameters = [
         OptimizedParameter(empty(memory_meter, tensor_shape, weight_type), is_matrix and not has_flat_parameters)
         for _ in range(parameter_count)
     ]
-    gradients = [empty(memory_meter, tensor_shape, gradient_type) for _ in trained_parameters]
-    bytes_before = 0
+    gradients = [empty(memory_meter, tensor_shape, gradient_type) for _ in parameters]
+    start_bytes = 0
     for _ in range(2):  # the first step allocates the optimizer's states
-        bytes_before = memory_meter.now
+        start_bytes = memory_meter.now
         memory_meter.restart()
-        for parameter, gradient in zip(trained_parameters, gradients, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.gradient = empty(memory_meter, tensor_shape, FLOAT32) if has_copies else gradient
-        training_config.step_optimizer(autograd_graph, trained_parameters)
-        for parameter in trained_parameters:
+        training_config.step_optimizer(autograd_graph, parameters)
+        for parameter in parameters:
             parameter.gradient = None
-    return memory_meter.peak - bytes_before
+    return memory_meter.peak - start_bytes

@@ -44,14 +44,14 @@ quantization_w8a8_fp8/qwen3_next_example.py).
 
 def _tables_with_scale_groups(group_size: int) -> dict[str, dict[str, Any]]:
     """Returns scheme → `quantization_config`, for schemes with one scale per group of weight columns."""
-    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
-    gptq = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
-    awq = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
+    weight_format = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size}
+    gptq_config = {"quant_method": "gptq", "group_size": group_size, "desc_act": False, "sym": True}
+    awq_config = {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": "gemm"}
     return {
-        f"awq-int4-g{group_size}": awq,
-        f"gptq-int4-g{group_size}": gptq | {"bits": 4},
-        f"gptq-int8-g{group_size}": gptq | {"bits": 8},
-        f"w4a16-g{group_size}": _compressed_tensors_config("pack-quantized", weights),
+        f"awq-int4-g{group_size}": awq_config,
+        f"gptq-int4-g{group_size}": gptq_config | {"bits": 4},
+        f"gptq-int8-g{group_size}": gptq_config | {"bits": 8},
+        f"w4a16-g{group_size}": _compressed_tensors_config("pack-quantized", weight_format),
     }
 
 
@@ -203,8 +203,8 @@ def recipe_quantization_config(
             "ignore": [*quantization_table.get("ignore", []), *(f"re:{pattern}" for pattern in patterns)]
         },
     }
-    formats = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
-    return quantization_table | modules_by_library[str(library)], formats
+    formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
+    return quantization_table | modules_by_library[str(library)], formats_text
 
 
 def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: str) -> tuple[dict[str, Any], str] | None:
@@ -212,12 +212,12 @@ def sixteen_bit_layers_config(checkpoint_name: str, preset_name: str, scheme: st
 
     checkpoint_name: a hub id or a path. scheme: the scheme in its name. None if the scheme alone says how it is stored.
     """
-    stored = nvfp4_quantization_config(checkpoint_name, preset_name) if scheme == "nvfp4" else None
-    stored = stored or recipe_quantization_config(checkpoint_name, preset_name, scheme)
-    if stored is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
-        return stored
-    rules: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
-    quantization_table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules}
+    nvfp4_config = nvfp4_quantization_config(checkpoint_name, preset_name) if scheme == "nvfp4" else None
+    nvfp4_config = nvfp4_config or recipe_quantization_config(checkpoint_name, preset_name, scheme)
+    if nvfp4_config is not None or scheme != "gptq-int4-g128" or preset_name not in published_gptq():
+        return nvfp4_config
+    rules_by_pattern: dict[str, dict[str, Any]] = {pattern: {} for pattern in published_gptq()[preset_name]["dynamic"]}
+    quantization_table = TABLES_BY_SCHEME[scheme] | {"dynamic": rules_by_pattern}
     return quantization_table, f"{scheme}, with attention and shared experts in 16 bits"
 
 
@@ -227,14 +227,14 @@ def preset_in_named_format(checkpoint_name: str, preset: Preset, scheme: str) ->
     scheme: the scheme in the checkpoint's name, empty for none. It is applied unless the formats of the layers are
     known, which the preset then has in its `quantization_config`.
     """
-    stored = sixteen_bit_layers_config(checkpoint_name, preset.name, scheme)
-    if stored is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
+    known_formats = sixteen_bit_layers_config(checkpoint_name, preset.name, scheme)
+    if known_formats is None and scheme not in RECIPES_WITHOUT_LINEAR_ATTENTION:
         return preset, scheme, scheme or "its published format"
-    quantization_table, format_texts = stored or (TABLES_BY_SCHEME[scheme], scheme)
+    quantization_table, formats_text = known_formats or (TABLES_BY_SCHEME[scheme], scheme)
     named_preset = preset.model_copy(
         update={"quantization_config": quantization_table, "named_checkpoint": checkpoint_name}
     )
-    return named_preset, "", format_texts
+    return named_preset, "", formats_text
 
 
 def _has_linear_attention(preset: Preset) -> bool:
@@ -256,16 +256,16 @@ def describe_named_checkpoint(hub_id: str) -> tuple[str, str, dict[str, Any]] | 
     is_in_16_bits = quantization == "none" and "gguf" not in hub_id.lower()
     if model is None or (quantization and quantization not in TABLES_BY_SCHEME and not is_in_16_bits):
         return None
-    stored = sixteen_bit_layers_config(hub_id, model.name, quantization)
-    quantization_table, formats = stored or (TABLES_BY_SCHEME.get(quantization), quantization)
+    known_formats = sixteen_bit_layers_config(hub_id, model.name, quantization)
+    quantization_table, formats_text = known_formats or (TABLES_BY_SCHEME.get(quantization), quantization)
     leaves_out_attention = quantization.startswith("awq") and _has_linear_attention(model)
-    if stored is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
-        formats += " in every linear layer, of which publishers leave some out"
+    if known_formats is None and (quantization in EVERY_LINEAR_LAYER or leaves_out_attention):
+        formats_text += " in every linear layer, of which publishers leave some out"
     if is_in_16_bits:
-        formats = "16 bits"
+        formats_text = "16 bits"
     note = (
         f"the config of {hub_id} is not in the cache, and the hub cannot be reached; by its name it has the sizes of "
-        f"this preset, in {formats or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
+        f"this preset, in {formats_text or 'its published format'}. Its config.json as TARGET has the checkpoint's own"
     )
     description = {**read_preset(model.name), "named_checkpoint": hub_id, "notes": (note,)}
     if is_in_16_bits:

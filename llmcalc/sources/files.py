@@ -134,11 +134,11 @@ def parse_json(json_text: str, error_location: str) -> Any:
 
 def _json_problem(error: JSONDecodeError) -> str:
     """Returns the error of a JSON text with line and column, and a fix for common mistakes such as comments."""
-    text_before, wrong_character = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
+    preceding_text, wrong_character = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
     if not error.doc.strip():
         return "it is empty"
     fix_text = ""
-    if text_before.endswith(",") and wrong_character in "]}":
+    if preceding_text.endswith(",") and wrong_character in "]}":
         fix_text = "; remove the comma before it"
     elif wrong_character == "'" and "quotes" not in error.msg:
         fix_text = "; expected double quotes"

@@ -144,7 +144,7 @@ def repository_root(file: Path) -> Path | None:
 
 
 def _require_root_repository(ref: str, repo_root: Path) -> None:
-    """Raises `InputError` unless git finds the repository in `repo_root` itself and not in another folder.
+    """Raises `InputError` unless git finds the repository in `repo_root`, not in another folder.
 
     With a damaged `.git`, git would use the folder as a bare repository, or search the folders above.
     """

@@ -203,9 +203,9 @@ def machines() -> dict[str, tuple[str, int]]:
     """Returns the contents of `machines.toml`: machine type → its accelerator and the number of them."""
     machine_table = tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
     return {
-        machine_type: (hardware_name, count)
+        machine_type: (hardware_name, device_count)
         for hardware_name, counts_by_type in machine_table.items()
-        for machine_type, count in counts_by_type.items()
+        for machine_type, device_count in counts_by_type.items()
     }
 
 
@@ -220,11 +220,11 @@ def _accelerators_by_family() -> dict[str, str]:
 
 
 def _machine_family(machine_type: str) -> str:
-    """Returns what the sizes of a cloud's machine have in common: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
-    words = machine_type.lower().split("_")
-    if words[0] == "standard" and len(words) > 2:  # Azure's, whose second word has the processors
-        return "_".join([words[1][:2], *words[2:]])
-    return words[0].partition(".")[0] if "." in words[0] else "-".join(words[0].split("-")[:2])
+    """Returns the family of a cloud's machine type, without its size: `g5`, `a3-ultragpu`, `nd_h100_v5`."""
+    name_parts = machine_type.lower().split("_")
+    if name_parts[0] == "standard" and len(name_parts) > 2:  # Azure's, whose second word has the processors
+        return "_".join([name_parts[1][:2], *name_parts[2:]])
+    return name_parts[0].partition(".")[0] if "." in name_parts[0] else "-".join(name_parts[0].split("-")[:2])
 
 
 def accelerator_of_machine_family(machine_type: str) -> str:
@@ -299,8 +299,8 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
     """Returns an argument without case and punctuation, with and without the words of the maker before it."""
-    words = TRADEMARK.sub(" ", hardware_argument)
-    return {normalized(hardware_argument), normalized(MAKER.sub("", words))} - {""}
+    plain_text = TRADEMARK.sub(" ", hardware_argument)
+    return {normalized(hardware_argument), normalized(MAKER.sub("", plain_text))} - {""}
 
 
 def _normalized_names(hardware: Hardware) -> set[str]:

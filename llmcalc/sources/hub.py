@@ -74,7 +74,7 @@ def commit_of_repository(hub_id: str) -> str:
 
 
 def _config_path(repository: str, revision: str | None) -> Path:
-    """Returns the path of a repository's config, and fetches the files beside it of which the cache knows nothing.
+    """Returns the path of a repository's config, and fetches files beside the config that are not in the cache.
 
     A config that another program has cached is complete without the hub, whether that is unreachable or refuses access;
     a new one is not.

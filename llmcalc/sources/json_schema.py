@@ -36,12 +36,12 @@ def description_schema() -> dict[str, Any]:
     member_classes = (
         part_class for field in ("block", "variants") for part_class in field_members(Stack.model_fields[field])
     )
-    layers = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
+    layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
     class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
     class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(
         class_schemas["Stack"]["properties"]["block"]
     )
-    for class_name in sorted(layers):
+    for class_name in sorted(layer_class_names):
         class_definition = class_schemas[class_name]
         class_schemas[class_name + PARTIAL] = {
             key: _partial_schema(value) for key, value in class_definition.items() if key != "required"

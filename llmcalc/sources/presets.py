@@ -80,7 +80,7 @@ LIBRARY_ENGINE = "ollama"
 
 
 def is_library_tag(name: str) -> bool:
-    """Whether a name is a tag of Ollama's library with its sizes alone, such as `qwen3:30b`, which states no format."""
+    """Whether a name is a tag of Ollama's library that states sizes but no format, such as `qwen3:30b`."""
     return _LIBRARY_TAG.fullmatch(name) is not None
 
 
@@ -92,13 +92,15 @@ def _preset_of_tag(tag: str) -> str | None:
     tag_match = _LIBRARY_TAG.fullmatch(tag)
     if tag_match is None:
         return None
-    tag_beginning = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
-    longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_beginning)]
-    active_size = re.compile(rf"{re.escape(tag_beginning)}a[0-9.]+b")
-    with_active_size = [
-        preset_name for preset_name in longer_names if active_size.fullmatch(normalized_with_points(preset_name))
+    tag_prefix = normalized_with_points(f"{tag_match['model']}-{tag_match['size']}")
+    longer_names = [name for name in model_names() if normalized_with_points(name).startswith(tag_prefix)]
+    active_size_pattern = re.compile(rf"{re.escape(tag_prefix)}a[0-9.]+b")
+    names_with_active_size = [
+        preset_name
+        for preset_name in longer_names
+        if active_size_pattern.fullmatch(normalized_with_points(preset_name))
     ]
-    matching_names = with_active_size or longer_names
+    matching_names = names_with_active_size or longer_names
     return matching_names[0] if len(matching_names) == 1 else None
 
 
@@ -355,7 +357,7 @@ def _has_whole_column_groups(preset: Preset) -> bool:
 
 
 def publisher_of(checkpoint_name: str, preset_name: str) -> str:
-    """Returns the owner in a hub id, in small letters; of a path or a bare name that of its preset's repository."""
+    """Returns the owner in a hub id, in lower case; for a path or a bare name, the owner of its preset's repository."""
     id_match = re.fullmatch(r"(?P<owner>[A-Za-z0-9_-][A-Za-z0-9_.-]*)/[^/]+", _repository_name(checkpoint_name))
     aliases = [] if id_match else read_preset(preset_name).get("aliases", ())
     owners = [id_match["owner"]] if id_match else [alias.partition("/")[0] for alias in aliases if "/" in alias]

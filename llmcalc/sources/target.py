@@ -208,7 +208,7 @@ def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tu
 
 
 def _repository_of_gguf(file_stem: str) -> str:
-    """Returns a GGUF file's name as that of a repository and a format: `Qwen3-8B-GGUF:Q4_K_M` of `Qwen3-8B-Q4_K_M`."""
+    """Returns the repository and format in a GGUF file's name: `Qwen3-8B-GGUF:Q4_K_M` for `Qwen3-8B-Q4_K_M`."""
     format_pattern = r"[-.](?=(?:UD-I?Q|(?<!UD-)I?Q)\d\w*$|B?F16$|MXFP4$)"
     return re.sub(format_pattern, "-GGUF:", file_stem, flags=re.IGNORECASE)
 
@@ -273,7 +273,7 @@ def _unknown_target(model_target: str) -> str:
 
 
 def _base_preset(model_name: str) -> str | None:
-    """Returns the preset whose name a fine-tune's name has in it; None without one."""
+    """Returns the preset whose name is part of a fine-tune's name; None without one."""
     return find_preset(VARIANT.sub("", model_name)) or preset_within_name(model_name)
 
 
@@ -325,13 +325,13 @@ def _suggest_relatives(model_name: str) -> str:
     bare_name = VARIANT.sub("", model_name[:LONGEST_NAME])
     family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
     presets_of_family = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    beginnings = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
+    prefixes = (normalized_name[:length] for length in range(len(normalized_name), len(family), -1))
     spellings = list(map(normalized, presets_of_family))
-    longest_beginning = next(
-        (text for text in beginnings if any(spelling.startswith(text) for spelling in spellings)), ""
+    longest_prefix = next(
+        (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""
     )
     return suggest(bare_name, presets_of_family) or (
-        suggest(longest_beginning, presets_of_family) if longest_beginning else ""
+        suggest(longest_prefix, presets_of_family) if longest_prefix else ""
     )
 
 
@@ -399,8 +399,8 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
         usual_name = next((name for name in own_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), "")
         suggestion = f" Did you mean {usual_name}?" if usual_name else suggest(field_name, sorted(own_names))
         if field_name in all_field_names():
-            problem = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
-            raise InputError(f"--set {override}: {problem}{suggestion}")
+            problem_text = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
+            raise InputError(f"--set {override}: {problem_text}{suggestion}")
         suggestion = suggestion or suggest(field_name, sorted(all_field_names()))
         raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(

@@ -224,7 +224,7 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
     """
     size_names = ("tensor_parallel_size", "context_parallel_size", "dp_replicate_size", "dp_shard_size")
     settings = {"context_parallel_size": config.get("sequence_parallel_degree"), **config}
-    tp, cp, replicas, sharded_replicas = (
+    tp, cp, replica_count, shard_count = (
         reader.integer(settings, size_name, 1) if settings.get(size_name) else 1 for size_name in size_names
     )
     world_size = reader.source.world_size
@@ -236,20 +236,20 @@ def _devices_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[int |
         "cp_size": cp,
         "cp_comm_strategy": "allgather" if packs_samples or cp == 1 else "alltoall",
     }
-    if sharded_replicas == 1:
-        least_devices = tp * cp * replicas
-        if world_size is None and least_devices > 1:
-            reader.notes.append(f"{least_devices} devices are assumed, as few as the groups can have")
-        return world_size or (least_devices if least_devices > 1 else None), {
+    if shard_count == 1:
+        fewest_devices = tp * cp * replica_count
+        if world_size is None and fewest_devices > 1:
+            reader.notes.append(f"{fewest_devices} devices are assumed, as few as the groups can have")
+        return world_size or (fewest_devices if fewest_devices > 1 else None), {
             **group_sizes,
-            "dp_replicate_size": replicas,
+            "dp_replicate_size": replica_count,
         }
-    world_size = world_size or tp * cp * replicas * sharded_replicas
-    if replicas == 1:
-        replicas = max(1, world_size // (tp * cp * sharded_replicas))
+    world_size = world_size or tp * cp * replica_count * shard_count
+    if replica_count == 1:
+        replica_count = max(1, world_size // (tp * cp * shard_count))
     if not config.get("fsdp") and not config.get("fsdp_config"):
-        raise reader.wrong("dp_shard_size", f"{sharded_replicas} without FSDP; expected fsdp_config")
-    return world_size, {**group_sizes, "dp_replicate_size": replicas, "dp_shard_size": sharded_replicas}
+        raise reader.wrong("dp_shard_size", f"{shard_count} without FSDP; expected fsdp_config")
+    return world_size, {**group_sizes, "dp_replicate_size": replica_count, "dp_shard_size": shard_count}
 
 
 def _check_published_format(reader: LaunchReader, config: Table) -> None:
@@ -292,8 +292,8 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
 
     `bf16_value: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
-    states_format = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
-    bf16_value = "auto" if config.get("bf16") is None and not states_format else config.get("bf16")
+    has_stated_format = any(config.get(argument_name) for argument_name in ("fp16", "float16", "float32", "bfloat16"))
+    bf16_value = "auto" if config.get("bf16") is None and not has_stated_format else config.get("bf16")
     if bf16_value == "auto":
         if not config.get("fp16"):
             reader.filled_in["bf16"] = True
@@ -471,14 +471,14 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 
 def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of training on preference pairs."""
-    loss = str(config["rl"])
-    if loss == "kto":
+    loss_type = str(config["rl"])
+    if loss_type == "kto":
         return kto_settings(reader, run_settings)
-    if loss not in PREFERENCES:
-        reader.unknown["rl"] = f"'{loss[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
+    if loss_type not in PREFERENCES:
+        reader.unknown["rl"] = f"'{loss_type[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
     has_cached_reference = reader.flag(config, "precompute_ref_log_probs")
-    return pair_settings(reader, PREFERENCES[loss], run_settings, has_cached_reference=has_cached_reference)
+    return pair_settings(reader, PREFERENCES[loss_type], run_settings, has_cached_reference=has_cached_reference)
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:

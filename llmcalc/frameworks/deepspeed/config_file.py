@@ -200,13 +200,13 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     return settings
 
 
-def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, stage: int | None) -> None:
+def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:
     """Records a partly offloaded optimizer as an unknown setting (runtime/zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return
     host_share = offload_table.get("ratio", 1)
-    if stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
+    if zero_stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
         reader.unknown["zero_optimization.offload_optimizer.ratio"] = (
             f"{shown(host_share)} is not modelled: all states are counted on the host"
         )

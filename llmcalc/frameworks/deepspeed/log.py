@@ -45,18 +45,18 @@ def _model_state_estimates(log_text: LogText, log_values: LogValues) -> list[Log
     memory_terms = [
         LogTerm("params", log_values.whole_numbers("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))
     ]
-    devices = 1
+    device_count = 1
     if "nodes" in log_values:
-        devices = max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
+        device_count = max(1, log_values.whole_numbers("nodes")[-1] * log_values.whole_numbers("devices")[-1])
     for log_line in log_text.lines_with("offload_optimizer=none"):
         option_match = _OPTION.search(log_line)
         if option_match is None or "offload_param=cpu" in option_match["options"]:
             continue
         if "offload_param" in option_match["options"]:
-            layer = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
-            states_term = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
+            largest_layer_bytes = 4 * MILLION * max(log_values.whole_numbers("largest_layer"), default=0)
+            states_term = LogTerm("states", 0, per_parameter=Fraction(18, device_count), constant=largest_layer_bytes)
         else:
-            states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
+            states_term = LogTerm("states", 0, per_parameter=4 + Fraction(16, device_count))
         memory_terms.append(states_term._replace(value=parse_bytes(option_match["device"])))
         break
     return memory_terms

@@ -98,10 +98,10 @@ class GatheringProfile(EagerKernels):
             super().run_step(operation)
             return
         outer_modules, self.opened = self.opened, []
-        x = None
+        input_tensor = None
         if self.adapters is not None and isinstance(operation.op, Linear):
-            x = self._value_with_tensor(operation.ins[0])
-        linear_input = self.values[id(x)] if x is not None and self.graph.enabled else None
+            input_tensor = self._value_with_tensor(operation.ins[0])
+        linear_input = self.values[id(input_tensor)] if input_tensor is not None and self.graph.enabled else None
         has_frozen_input = linear_input is not None and not linear_input.needs_grad
         try:
             super().run_step(operation)

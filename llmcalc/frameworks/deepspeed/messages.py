@@ -22,19 +22,19 @@ BUCKET = 5 * 10**8
 
 def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message]:
     """Yields the collective messages for the weights of a replica group."""
-    stage = replicated_weights.layout.zero
+    zero_stage = replicated_weights.layout.zero
     replica_group = replicated_weights.replica_group
     element_bytes = replicated_weights.element_bytes
-    if not stage:
+    if not zero_stage:
         for bucket_elements in _bucket_sizes(replicated_weights.elements):
             yield replica_group.message("all_reduce", bucket_elements * element_bytes, 1)
         return
-    reduction_count = replicated_weights.chunk.micro_batches if stage >= 2 else 1
-    reduction_kind: CollectiveKind = "reduce_scatter" if stage == 3 else "all_reduce"
+    reduction_count = replicated_weights.chunk.micro_batches if zero_stage >= 2 else 1
+    reduction_kind: CollectiveKind = "reduce_scatter" if zero_stage == 3 else "all_reduce"
     for bucket_elements in _bucket_sizes(replicated_weights.elements):
         yield replica_group.message(reduction_kind, bucket_elements * element_bytes, reduction_count)
         yield replica_group.replica_all_reduce(bucket_elements * element_bytes // replica_group.shards, reduction_count)
-    if stage < 3:
+    if zero_stage < 3:
         yield replica_group.message("all_gather", replicated_weights.elements * element_bytes, 1)
         return
     for weights in _group_by_module(replicated_weights.weights):
@@ -67,8 +67,8 @@ def overlapped_groups(launched_run: Launch) -> frozenset[str] | None:
     settings = launched_run.own_settings
     if not isinstance(settings, DeepSpeedSettings) or settings.overlap_comm is None:
         return None
-    stage = launched_run.layout.zero if settings.stage is None else settings.stage
-    return frozenset({"dp"} if settings.overlap_comm and stage else ())
+    zero_stage = launched_run.layout.zero if settings.stage is None else settings.stage
+    return frozenset({"dp"} if settings.overlap_comm and zero_stage else ())
 
 
 def gradient_rules() -> GradientRules:

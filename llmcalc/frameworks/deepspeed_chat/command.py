@@ -39,19 +39,19 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     """Returns the training run of a DeepSpeed-Chat command. Raises `InputError`, which names file and argument."""
     with reader_of(source_file) as reader:
         arguments = arguments_of(command_line.words, source_file.where)
-        loss = _loss_of_command(source_file.where, arguments)
-        if loss == "rlhf":
+        loss_name = _loss_of_command(source_file.where, arguments)
+        if loss_name == "rlhf":
             return _read_step3(reader, arguments, source_file)
         plain_data = plain_arguments(arguments, reader, READ)
         model_id = model_name(arguments.get("--model_name_or_path"))
         reader.check_names(plain_data, READ, IGNORED)
-        if not loss and "step1" not in source_file.where:
+        if not loss_name and "step1" not in source_file.where:
             reader.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _deepspeed_config(reader, plain_data), _other_settings(reader, plain_data)
-        if loss == "reward" and "modules_to_save" in settings:
+        if loss_name == "reward" and "modules_to_save" in settings:
             settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
-        if loss:
-            settings |= _pair_settings(reader, plain_data, loss, config)
+        if loss_name:
+            settings |= _pair_settings(reader, plain_data, loss_name, config)
         launch_settings = run_of_program(reader, config, source_file.world_size, settings)
         return reader.launch("deepspeed", launch_settings, target=model_id)
 
@@ -79,7 +79,7 @@ def _loss_of_command(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
     if "--num_padding_at_beginning" in arguments:
         return "reward"
     lowercase_name = name_in_errors.lower()
-    return next((loss for step_pattern, loss in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
+    return next((loss_name for step_pattern, loss_name in STEPS.items() if re.search(step_pattern, lowercase_name)), "")
 
 
 def _pair_settings(reader: LaunchReader, arguments: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:

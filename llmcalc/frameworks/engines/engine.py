@@ -214,8 +214,8 @@ class Engine:
         request_limit = engine_memory.settings.get(self.step_sequences)
         if not request_limit:
             return None
-        replicas = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
-        return max(1, int(request_limit) // replicas)
+        replica_count = engine_memory.data_parallel_ranks if engine_memory.divides_request_limit else 1
+        return max(1, int(request_limit) // replica_count)
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on this GPU, by vendor and compute capability; true if both are unknown."""

@@ -96,9 +96,9 @@ class Flag(NamedTuple):
             return self._read_keys(_read_table(flag_name, flag_value))
         value_text = str(flag_value).strip()
         if self.kind == "word" and value_text.lower() not in self.words:
-            expected_words = f"{'one of ' * (len(self.words) > 1)}{', '.join(self.words)}"
+            expected_text = f"{'one of ' * (len(self.words) > 1)}{', '.join(self.words)}"
             raise InputError(
-                f"{flag_name} {shown(value_text)}: is not modelled; expected {expected_words}."
+                f"{flag_name} {shown(value_text)}: is not modelled; expected {expected_text}."
                 f"{suggest(value_text, list(self.words))}"
             )
         return value_text.lower() if self.kind == "word" else value_text
@@ -140,25 +140,25 @@ def _read_tokens(flag_name: str, flag_value: Any) -> int:
     if isinstance(flag_value, int) and not isinstance(flag_value, bool):
         return flag_value
     number_match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(flag_value).strip())
-    tokens = None
+    token_count = None
     if number_match is not None:
-        tokens = exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
-    if tokens is None or tokens.denominator != 1:
+        token_count = exact_number(number_match[1], f"{flag_name} {flag_value}") * _SUFFIXES[number_match[2]]
+    if token_count is None or token_count.denominator != 1:
         raise InputError(
             f"{flag_name}: {shown(flag_value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K"
         )
-    return int(tokens)
+    return int(token_count)
 
 
 def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
     try:
-        amount = float(str(flag_value)[:40])
+        parsed_number = float(str(flag_value)[:40])
     except ValueError:
-        amount = -1.0
+        parsed_number = -1.0
     is_fraction = flag_kind == "share"
-    if not 0 <= amount <= (1 if is_fraction else 10**6) or (is_fraction and amount == 0):
+    if not 0 <= parsed_number <= (1 if is_fraction else 10**6) or (is_fraction and parsed_number == 0):
         raise InputError(f"{flag_name}: {shown(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
-    return amount
+    return parsed_number
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
@@ -306,7 +306,7 @@ def read_flag_values(
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
-    """Returns a suggestion of the engine's flag that has the meaning of another engine's; empty without one."""
+    """Returns a suggestion of the engine's flag that means the same as another engine's flag; empty without one."""
     typed_flag = with_hyphens(flag_name)
     equivalents = (
         spelling for group in SAME_MEANING if typed_flag in group for spelling in group if spelling in flags_by_name

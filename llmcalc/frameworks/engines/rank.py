@@ -414,22 +414,22 @@ class EngineRank:
     @cached_property
     def widest_networks(self) -> tuple[int, bool, RankExperts | None]:
         """The widest dense feed-forward network's width, whether the network has a gate, and the rank's experts."""
-        dense_width, is_gated, experts, expert_layers = 0, False, None, 0
+        dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
-                expert_layers += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
+                expert_layer_count += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
                 top_k, width, expert_count, input_width = (
                     int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
-                experts = RankExperts(top_k, width, expert_count, input_width, expert_layers)
+                rank_experts = RankExperts(top_k, width, expert_count, input_width, expert_layer_count)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
                 )
-        return dense_width, is_gated, experts
+        return dense_width, is_gated, rank_experts
 
     def rope_table_elements(self, video_factor: int = 1, is_scaled: bool = True) -> int:
         """Returns the elements of RoPE's cosine and sine tables; rotary embeddings with equal settings share a table.
@@ -438,8 +438,8 @@ class EngineRank:
         is_scaled: whether scaled positions make tables longer, as in vLLM and SGLang; true by default.
         """
         longest_positions = longest_sequence(self.preset.model) or 0
-        rope_table_set = {*rope_tables(self.preset, longest_positions if is_scaled else None, video_factor)}
-        return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in rope_table_set)
+        distinct_tables = {*rope_tables(self.preset, longest_positions if is_scaled else None, video_factor)}
+        return sum(rope_table.dim * (rope_table.rows or longest_positions) for rope_table in distinct_tables)
 
     @cached_property
     def up_projection_size(self) -> int:
@@ -574,12 +574,12 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
             covers_whole_head = (
                 table_rows and rope_scaling.get("rope_type") == "proportional"
             )  # also of the dimensions that stay
-            rotated_dims = (
+            rotated_dim = (
                 head_dim
                 if covers_whole_head
                 else position_encoding.rotary_dim or int(head_dim * float(position_encoding.partial_rotary_factor or 1))
             )
-            yield RopeTable(float(position_encoding.rope_theta), int(rotated_dims), table_rows)
+            yield RopeTable(float(position_encoding.rope_theta), int(rotated_dim), table_rows)
 
 
 def _table_rows(rope_scaling: Mapping[str, Any], position_count: int, video_factor: int) -> int:

@@ -31,7 +31,7 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
     if draft_or_model is None or scheme_flags is None or not engine.start:
         return None
     hub_repository, _, hub_revision = draft_or_model.partition("@")
-    environment: list[str] = []
+    variable_assignments: list[str] = []
     command_words = [*engine.start, hub_repository, *(["--revision", hub_revision] if hub_revision else [])]
     try:
         for flag_name, flag_value in {**flags, **scheme_flags}.items():
@@ -39,10 +39,10 @@ def start_command(engine: Engine, preset: Preset, flags: Mapping[str, Any], quan
             if flag_words[0].startswith("-"):
                 command_words += flag_words
             else:
-                environment.append(f"{flag_words[0]}={shlex.quote(flag_words[1])}")
+                variable_assignments.append(f"{flag_words[0]}={shlex.quote(flag_words[1])}")
     except LookupError:
         return None
-    return " ".join([*environment, shlex.join(command_words)])
+    return " ".join([*variable_assignments, shlex.join(command_words)])
 
 
 def _typed_value(flag_value: Any) -> str:

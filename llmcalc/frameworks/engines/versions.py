@@ -153,7 +153,7 @@ class MinimumCapability(VersionRange):
 
     @property
     def remedy(self) -> str:
-        """What a user may change beside the accelerator; empty for nothing."""
+        """What a user may change besides the accelerator; empty if nothing."""
         if self.kernels == "sparse attention":
             return ""
         return " or a cache in 16 bits" if self.kernels.startswith("fp8 ") else " or weights in another format"

@@ -27,7 +27,7 @@ FUSED_MATRICES = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj"
 
 
 def segment_remainders(rank: EngineRank) -> Counter[int]:
-    """Returns the unused bytes of an allocator segment beside a large weight matrix → number of such segments.
+    """Returns the unused bytes of a large weight matrix's allocator segment → number of such segments.
 
     Empty if the sizes on ranks are not known, because they divide blocks with one scale.
     """
@@ -47,8 +47,8 @@ def segment_remainders(rank: EngineRank) -> Counter[int]:
 def unsplit_bytes(rank: EngineRank) -> int:
     """Returns the remainders of segments that torch's allocator does not split off, and so counts as allocated."""
     return sum(
-        remainder_bytes * segments
-        for remainder_bytes, segments in segment_remainders(rank).items()
+        remainder_bytes * segment_count
+        for remainder_bytes, segment_count in segment_remainders(rank).items()
         if remainder_bytes <= MOST_UNSPLIT_BYTES
     )
 

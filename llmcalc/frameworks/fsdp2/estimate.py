@@ -76,45 +76,47 @@ def transient_bytes(
     from .pipeline import ACTIVE
 
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=True)
-    outside_layers = sum(stage.outside_layers for stage in stage_parameters)
-    layer = max(stage.largest_layer for stage in stage_parameters)
+    outer_parameters = sum(stage.outside_layers for stage in stage_parameters)
+    layer_size = max(stage.largest_layer for stage in stage_parameters)
     fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
-        largest_group = outside_layers // 2 if splits_head else outside_layers
-        gathered_bytes = element_bytes * (2 * layer + (0 if splits_head else outside_layers))
+        largest_group = outer_parameters // 2 if splits_head else outer_parameters
+        gathered_bytes = element_bytes * (2 * layer_size + (0 if splits_head else outer_parameters))
         reduce_bytes = trained_share * (element_bytes + fp32_bytes) * largest_group
-        head_gradients = trained_share * fp32_bytes * largest_group if splits_head else 0
+        head_gradient_bytes = trained_share * fp32_bytes * largest_group if splits_head else 0
         bytes_before_head = (
-            element_bytes * (layer * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes if splits_head else 0
+            element_bytes * (layer_size * (1 + keeps_last_layer) + 2 * largest_group) - gathered_bytes
+            if splits_head
+            else 0
         )
         bytes_after_head = (
-            round(reduce_bytes + head_gradients / layout.shards) + element_bytes * layer - gathered_bytes
+            round(reduce_bytes + head_gradient_bytes / layout.shards) + element_bytes * layer_size - gathered_bytes
             if splits_head
             else 0
         )
         return TransientBytes(
             in_passes=gathered_bytes,
-            at_loss=element_bytes * (layer * keeps_last_layer + largest_group) - gathered_bytes,
-            outside_layers=element_bytes * (layer + largest_group) - gathered_bytes,
-            before_head=max(element_bytes * layer, bytes_before_head),
+            at_loss=element_bytes * (layer_size * keeps_last_layer + largest_group) - gathered_bytes,
+            outside_layers=element_bytes * (layer_size + largest_group) - gathered_bytes,
+            before_head=max(element_bytes * layer_size, bytes_before_head),
             after_head=bytes_after_head,
-            forward_start=2 * element_bytes * (largest_group if splits_head else outside_layers + layer),
-            in_layer_backward=round(trained_share * element_bytes * layer),
-            from_previous_layer=round(trained_share * fp32_bytes * layer),
-            from_head=round(head_gradients),
+            forward_start=2 * element_bytes * (largest_group if splits_head else outer_parameters + layer_size),
+            in_layer_backward=round(trained_share * element_bytes * layer_size),
+            from_previous_layer=round(trained_share * fp32_bytes * layer_size),
+            from_head=round(head_gradient_bytes),
             gradient_reduction=round(max(element_bytes * largest_group * (1 + trained_share), reduce_bytes)),
             optimizer_step=step_bytes,
         )
-    totals = [stage.total for stage in stage_parameters]
-    parameter_count = sum(totals)
-    gathered_bytes = element_bytes * (outside_layers + 2 * layer)
+    totals_by_stage = [stage.total for stage in stage_parameters]
+    parameter_count = sum(totals_by_stage)
+    gathered_bytes = element_bytes * (outer_parameters + 2 * layer_size)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, ACTIVE / layout.vpp))
-    whole_gradients = max(totals) if micro_batches <= layout.pp else parameter_count
-    gradients = round(trained_share * whole_gradients * (fp32_bytes - shard_width / layout.shards))
-    reduced_gradient_bytes = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
+    unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
+    gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_width / layout.shards))
+    reduced_gradient_bytes = round(trained_share * outer_parameters * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
-        in_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),
-        backward_end=gradients + unsharded_bytes,
-        gradient_reduction=gradients + unsharded_bytes - element_bytes * outside_layers + reduced_gradient_bytes,
+        in_passes=gradient_bytes + (gathered_bytes if layout.reshard else unsharded_bytes),
+        backward_end=gradient_bytes + unsharded_bytes,
+        gradient_reduction=gradient_bytes + unsharded_bytes - element_bytes * outer_parameters + reduced_gradient_bytes,
         optimizer_step=step_bytes,
     )

@@ -144,10 +144,10 @@ class Parameter:
         )
         if divides_matrices:  # torchtitan, distributed/fsdp.py: `Shard(1)` of fewer experts than ranks
             row_count, row_shape = row_shape[0], [row_count, *row_shape[1:]]
-        part_rows = ceil_div(row_count, fsdp_sharding.shard_count)
-        shard_rows = max(0, min(part_rows, row_count - fsdp_sharding.shard_index * part_rows))
+        rows_per_shard = ceil_div(row_count, fsdp_sharding.shard_count)
+        shard_rows = max(0, min(rows_per_shard, row_count - fsdp_sharding.shard_index * rows_per_shard))
         self.path: Path = parameter_path
-        self.shard_elements: int = part_rows * count(tuple(row_shape))
+        self.shard_elements: int = rows_per_shard * count(tuple(row_shape))
         self.width: int = element_bytes
         dtype = fsdp_sharding.dtype if template.leaf else fsdp_sharding.frozen_dtype or fsdp_sharding.dtype
         gathered_dtype = fsdp_sharding.gathered_dtype

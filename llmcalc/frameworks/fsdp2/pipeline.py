@@ -89,11 +89,11 @@ class ShardedChunk(ModelChunk):
         self.lowering.ring = context_parallel_ring(sharded_setup.layout, sharded_setup.rank)
         self.fsdp: FsdpSettings = sharded_setup.fsdp_settings
         self.reshard: bool = sharded_setup.layout.reshard
-        other_streams = ALL_REDUCE * pipeline_stage.chunk_index
+        stream_offset = ALL_REDUCE * pipeline_stage.chunk_index
         rank_sharding = sharding_of_rank(
             sharded_setup.training_config, sharded_setup.layout, sharded_setup.rank, sharded_setup.fsdp_settings
         )
-        self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, other_streams)
+        self.traffic: CommunicationState = CommunicationState(self.graph, rank_sharding, stream_offset)
         self.stacks: list[str] = [layer_stack.path for layer_stack in layer_stacks(sharded_setup.spec)]
         if sharded_setup.fsdp_settings.outer_keys and (
             sharing_reason := no_head_group_reason(sharded_setup.spec, sharded_setup.training_config)

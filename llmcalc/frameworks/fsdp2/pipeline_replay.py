@@ -255,7 +255,7 @@ def _replay_recorded(
 def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[ShardedChunk]) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank. model_chunks: chunks of the rank, after set-up."""
     pass_traces: dict[PassCase, PassTrace] | None = None
-    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
+    first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in model_chunks]
     stacks = [repeating_stacks(model_chunk) for model_chunk in model_chunks]
     is_shortened = any(stacks) and model_chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if is_shortened else []) + [[[] for _ in model_chunks]]:
@@ -264,7 +264,7 @@ def record_stage_passes(sharded_setup: ShardedSetup, model_chunks: Sequence[Shar
             break
         except NotRepeatingError:
             continue
-    return RecordedRank(pass_traces, layers_before, ())
+    return RecordedRank(pass_traces, first_layer_indices, ())
 
 
 def _recorded_traces(

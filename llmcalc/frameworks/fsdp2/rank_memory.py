@@ -401,7 +401,7 @@ def _with_repetitions(previous_collective: Collective, collective: Collective, r
 def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
     """Creates a run with a few layers of each long stack, and sets it up."""
     spec = sharded_setup.spec
-    training = sharded_setup.training_config
+    training_config = sharded_setup.training_config
     layout = sharded_setup.layout
     rank = sharded_setup.rank
     rank_flow = rank_program(spec, layout, rank) if layout.tp * layout.ep > 1 else None
@@ -410,10 +410,10 @@ def _run_of_few_layers(sharded_setup: ShardedSetup) -> FsdpRun:
         for i, layer_stack in enumerate(layer_stacks(spec))
         if layer_stack.repeats > RECORDED_REPEATS
     }
-    rank_sharding = sharding_of_rank(training, layout, rank, sharded_setup.fsdp_settings)
+    rank_sharding = sharding_of_rank(training_config, layout, rank, sharded_setup.fsdp_settings)
     training_run = FsdpRun(
         spec,
-        training,
+        training_config,
         rank_sharding,
         sharded_setup.fsdp_settings,
         layout.reshard,

@@ -55,7 +55,7 @@ class ShortenedStagePasses(ShortenedPasses):
 
         It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
         """
-        parameter_numbers = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered_parameters())}
+        numbers_by_path = {parameter.path: i for i, parameter in enumerate(model_chunk.gathered_parameters())}
         source_numbers: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered_parameters():
             parameter_path, inner_repeat = parameter.path, None
@@ -66,12 +66,12 @@ class ShortenedStagePasses(ShortenedPasses):
                 skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeats - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                layer_part = parameter_path.index(layer.layer_index, 1)
+                index_part = parameter_path.index(layer.layer_index, 1)
                 recorded_layer = layer.layer_index - skipped_repeats * layer_stack.layer_period
-                parameter_path = (*parameter_path[:layer_part], recorded_layer, *parameter_path[layer_part + 1 :])
-            if parameter_path not in parameter_numbers:
+                parameter_path = (*parameter_path[:index_part], recorded_layer, *parameter_path[index_part + 1 :])
+            if parameter_path not in numbers_by_path:
                 raise NotRepeatingError
-            source_numbers.append((parameter_numbers[parameter_path], inner_repeat))
+            source_numbers.append((numbers_by_path[parameter_path], inner_repeat))
         return source_numbers
 
     def outputs_of_full_pass(self, recorded_pass: RecordedPass, pass_events: Sequence[Event]) -> list[PassOutput]:

@@ -243,16 +243,16 @@ def _llama_table(llama_sizes: LlamaFlavor) -> Table:
 
 def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
     """Returns the model-spec table of a Llama 4 model."""
-    norm, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
+    norm_table, llama_sizes = {"type": "rmsnorm", "eps": 1e-5}, llama4_sizes.sizes
     expert_sizes = ExpertSizes(llama4_sizes.num_experts, 1, 1, "sigmoid", llama4_sizes.expert_width())
-    heads: Table = {
+    head_fields: Table = {
         "num_attention_heads": llama_sizes.n_heads,
         "num_key_value_heads": llama_sizes.n_kv_heads or llama_sizes.n_heads,
     }
     chunk_fields = {"attention_chunk_size": BLOCK_SIZE} if llama4_sizes.nope_step else {}
     attention_tables: dict[str, Table] = {
-        "rope": {**heads, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
-        "nope": heads,
+        "rope": {**head_fields, **chunk_fields, "position": {"type": "rope", "rope_theta": llama_sizes.rope_theta}},
+        "nope": head_fields,
     }
     network_tables = {"dense": _swiglu_table(llama_sizes.hidden()), "experts": _moe_table(expert_sizes)}
     layer_types = [
@@ -261,10 +261,10 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> Table:
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
-        name: _layer_table(attention_tables[name.partition("-")[0]], network_tables[name.partition("-")[2]], norm)
+        name: _layer_table(attention_tables[name.partition("-")[0]], network_tables[name.partition("-")[2]], norm_table)
         for name in dict.fromkeys(layer_types)
     }
-    return _model_table(llama_sizes, stack_of_kinds(layer_tables, layer_types), norm)
+    return _model_table(llama_sizes, stack_of_kinds(layer_tables, layer_types), norm_table)
 
 
 BLOCK_SIZE = 8192
@@ -302,7 +302,7 @@ def _qwen_table(qwen_sizes: Qwen3Flavor) -> Table:
 
 def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
     """Returns the model-spec table of a DeepSeek model."""
-    norm = {"type": "rmsnorm", "eps": 1e-5}
+    norm_table = {"type": "rmsnorm", "eps": 1e-5}
     query_fields = {"q_lora_rank": model_flavor.q_lora_rank} if model_flavor.q_lora_rank else {}
     attention_table: Table = {
         "type": "mla",
@@ -312,13 +312,13 @@ def _deepseek_table(model_flavor: DeepSeekFlavor) -> Table:
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
-        "norm": norm,
+        "norm": norm_table,
     }
     layer_tables = {
-        "dense": _layer_table(attention_table, _swiglu_table(model_flavor.inter_dim), norm),
-        "experts": _layer_table(attention_table, _moe_table(model_flavor.experts), norm),
+        "dense": _layer_table(attention_table, _swiglu_table(model_flavor.inter_dim), norm_table),
+        "experts": _layer_table(attention_table, _moe_table(model_flavor.experts), norm_table),
     }
     layer_types = ["dense"] * model_flavor.n_dense_layers + ["experts"] * (
         model_flavor.n_layers - model_flavor.n_dense_layers
     )
-    return _model_table(model_flavor, stack_of_kinds(layer_tables, layer_types), norm)
+    return _model_table(model_flavor, stack_of_kinds(layer_tables, layer_types), norm_table)

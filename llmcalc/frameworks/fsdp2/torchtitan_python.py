@@ -140,23 +140,23 @@ def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, A
     if "seq_len" not in training_section:
         training_section |= _batch_settings(reader, config, job_sections["parallelism"])
     job_sections["activation_checkpoint"] |= _checkpointing_mode(reader, config)
-    optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
-    if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
-        reader.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
+    optimizer_class = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
+    if optimizer_class not in ("default_adamw", "OptimizersContainer.Config"):
+        reader.unknown["optimizer"] = f"{optimizer_class[:60]} is not read; default_adamw is"
     return job_sections
 
 
 def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_section: dict[str, Any]) -> dict[str, Any]:
     """Returns the batch settings of a job that sets tokens per micro-batch and the longest context."""
-    context = integer_of(
+    context_length = integer_of(
         reader, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
     tokens_per_microbatch = integer_of(reader, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
-    if tokens_per_microbatch % context:
+    if tokens_per_microbatch % context_length:
         raise reader.wrong(
-            TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context}"
+            TOKENS, f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}"
         )
-    batch = tokens_per_microbatch // context
+    batch = tokens_per_microbatch // context_length
     pipeline_microbatches = integer_of(
         reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
     )
@@ -164,7 +164,7 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
         pipeline_microbatches = 1
     else:
         layout_section["pipeline_parallel_microbatch_size"] = batch
-    return {"local_batch_size": batch * pipeline_microbatches, "seq_len": context}
+    return {"local_batch_size": batch * pipeline_microbatches, "seq_len": context_length}
 
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class FsdpSettings:
 
     @property
     def outer_keys(self) -> tuple[LayerKey, ...]:
-        """The keys of the groups of parameters outside the layers, beside the group of the model."""
+        """The keys of the parameter groups outside the layers, except the group of the whole model."""
         return {"separate": (EMBEDDING, HEAD), "embedding": (EMBEDDING,), "together": ()}[self.outer_groups]
 
 
@@ -124,9 +124,9 @@ def torchtitan_training(
         "float32" if training_config.gradient_dtype is None else training_config.gradient_dtype.name
     )
     has_separate_head = version is None or version >= SEPARATE_HEAD_SINCE
-    eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
+    has_eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
-        eager_loss = not settings.compiled_loss
+        has_eager_loss = not settings.compiled_loss
     kernel_choices = replace(training_config.kernel_choices, joins_rope_halves=True)
     training_config = replace(
         training_config, has_master_weights=False, gradient_dtype=None, kernel_choices=kernel_choices
@@ -143,7 +143,7 @@ def torchtitan_training(
         training_config = replace(
             training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype])
         )
-    if eager_loss:
+    if has_eager_loss:
         training_config = replace(
             training_config, kernel_choices=replace(training_config.kernel_choices, compiled_loss=False)
         )

@@ -78,11 +78,11 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
             if bisects_interval
             else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
         )
-        free_bytes_now = free_bytes_of(guessed_value)
-        if free_bytes_now < 0:
-            failing_value, missing_bytes = guessed_value, -free_bytes_now
+        guessed_free_bytes = free_bytes_of(guessed_value)
+        if guessed_free_bytes < 0:
+            failing_value, missing_bytes = guessed_value, -guessed_free_bytes
         else:
-            fitting_value, free_bytes = guessed_value, free_bytes_now
+            fitting_value, free_bytes = guessed_value, guessed_free_bytes
         bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2
     return fitting_value
 
@@ -123,13 +123,13 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
     They are tried with all layers on the GPUs, where the user does not say how many.
     """
-    small_cache = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
+    cache_flags = {"cache_type_k": SMALL_CACHE_TYPE, "cache_type_v": SMALL_CACHE_TYPE, "flash_attn": "on"}
     layer_flags, typed_layer_flag = ({}, "") if server.has_stated_gpu_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
     has_free_memory = _fewest_free_bytes(_server_with_fit_off(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_free_memory:
         yield f"{typed_layer_flag}-ub {SMALL_BATCH}", layer_flags | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
-        yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | small_cache
+        yield f"{typed_layer_flag}-ctk {SMALL_CACHE_TYPE} -ctv {SMALL_CACHE_TYPE} -fa on", layer_flags | cache_flags
     if has_free_memory or not server.devices:
         return
     fitting_context = longest_context(server)

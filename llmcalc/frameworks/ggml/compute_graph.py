@@ -183,25 +183,25 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
     """Splits the graph by device, and adds copies of the tensors that each split reads (pass 5)."""
     tensor_copies: dict[tuple[int, str | None], Tensor] = {}
     operations_with_copies: _OperationOrder = []
-    split_start = input_count = 0
+    first_node_of_split = input_count = 0
     current_device: str | None = None
     for tensor in graph_tensors:
         if tensor.operation == "view":
             operations_with_copies.append((tensor, None))
             continue
-        device = tensor.place
-        if device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
-            split_start, input_count, current_device = len(operations_with_copies), 0, device
+        node_device = tensor.place
+        if node_device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
+            first_node_of_split, input_count, current_device = len(operations_with_copies), 0, node_device
         for i, source_tensor in enumerate(tensor.sources):
-            if source_tensor.place == device or (device == HOST and source_tensor.operation == "input"):
+            if source_tensor.place == node_device or (node_device == HOST and source_tensor.operation == "input"):
                 continue
-            source_and_device = (id(source_tensor), device)
+            source_and_device = (id(source_tensor), node_device)
             if source_and_device not in tensor_copies:
                 copied_tensor = Tensor(source_tensor.nbytes, layout=source_tensor.layout)
-                copied_tensor.place = device
+                copied_tensor.place = node_device
                 tensor_copies[source_and_device] = copied_tensor
-                operations_with_copies.insert(split_start, (source_tensor, copied_tensor))
-                split_start += 1
+                operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
+                first_node_of_split += 1
                 input_count += 1
             tensor.sources[i] = tensor_copies[source_and_device]
         operations_with_copies.append((tensor, None))
@@ -223,16 +223,16 @@ class _DeviceBuffer:
 
     def allocate(self, nbytes: int) -> int:
         """Allocates in the best-fitting free block, the last block only if necessary, and returns the offset."""
-        best_block = len(self.free) - 1
+        best_block_index = len(self.free) - 1
         least_bytes = -1
         for i, (_, block_bytes) in enumerate(self.free[:-1]):
             if block_bytes >= nbytes and (least_bytes < 0 or block_bytes <= least_bytes):
-                best_block, least_bytes = i, block_bytes
-        block_offset, block_bytes = self.free[best_block]
+                best_block_index, least_bytes = i, block_bytes
+        block_offset, block_bytes = self.free[best_block_index]
         if block_bytes == nbytes:
-            del self.free[best_block]
+            del self.free[best_block_index]
         else:
-            self.free[best_block] = (block_offset + nbytes, block_bytes - nbytes)
+            self.free[best_block_index] = (block_offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, block_offset + nbytes)
         return block_offset
 

@@ -95,12 +95,12 @@ def _graph_kind(tower: VisionTower, projector: Projector) -> GraphKind | None:
         return None
     has_rope = isinstance(stack.block.attention, Attention) and stack.block.attention.position is not None
     has_table = tower.positions is not None and tower.positions.axes == 1
-    image_input, merges_mean = tower.image, projector.merged == "mean" and projector.merge > 1
+    image_input, has_mean_pooling = tower.image, projector.merged == "mean" and projector.merge > 1
     if isinstance(image_input, FixedSize) and has_table and not has_rope:
         if tower.class_embedding and projector.merge == 1:
             return "llava"
-        return "siglip" if merges_mean and not tower.class_embedding else None
-    if tower.class_embedding or not has_rope or merges_mean:
+        return "siglip" if has_mean_pooling and not tower.class_embedding else None
+    if tower.class_embedding or not has_rope or has_mean_pooling:
         return None
     if isinstance(image_input, LongestEdge) and tower.positions is None:
         return "pixtral"
@@ -154,9 +154,9 @@ class _EncoderGraph:
         self.rows = self.patches + shape.tower.vector_count
         self.graph = ComputeGraph()
         self.weight = Tensor(0, operation_name="weight", device=device)
-        number_count = self.rows * (4 if shape.kind == "qwen" else 1)
+        position_count = self.rows * (4 if shape.kind == "qwen" else 1)
         self.positions, self.columns = (
-            Tensor(number_count * I32, operation_name="input", layout=(number_count, I32)) for _ in range(2)
+            Tensor(position_count * I32, operation_name="input", layout=(position_count, I32)) for _ in range(2)
         )
 
     # -- primitives ----------------------------------------------------------------------------------------------
@@ -195,36 +195,38 @@ class _EncoderGraph:
     def _convolution(self, pixels: Tensor) -> Tensor:
         """Returns the patch embedding (`ggml_conv_2d`): im2col in F16, a matrix product and a copy."""
         patches = self.shape.tower.patches
-        patch_values = patches.num_channels * patches.patch_size**2
-        columns = self._new_tensor((patch_values, self.patches), self.weight, pixels, element_bytes=F16)
-        product = self._new_tensor((self.patches, self.hidden), self._view(columns, None), self.weight)
+        values_per_patch = patches.num_channels * patches.patch_size**2
+        patch_columns = self._new_tensor((values_per_patch, self.patches), self.weight, pixels, element_bytes=F16)
+        product = self._new_tensor((self.patches, self.hidden), self._view(patch_columns, None), self.weight)
         return self._new_tensor((self.patches, self.hidden), self._view(product, None))
 
     def _patch_vectors(self) -> Tensor:
         tower = self.shape.tower
         pixel_count = tower.patches.num_channels * tower.patches.patch_size**2 * self.patches
         pixels = Tensor(pixel_count * F32, operation_name="input", layout=(pixel_count,))
-        rows = (self.hidden, self.patches)
+        vectors_shape = (self.hidden, self.patches)
         if self.shape.kind == "qwen":
-            frames = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
-            merged = self._order_by_square(self._inplace(frames[0], *frames))
+            frame_vectors = [self._convolution(pixels) for _ in range(tower.patches.temporal_patch_size)]
+            vectors = self._order_by_square(self._inplace(frame_vectors[0], *frame_vectors))
         else:
-            merged = self._new_tensor(rows, self._view(self._convolution(pixels), None))
+            vectors = self._new_tensor(vectors_shape, self._view(self._convolution(pixels), None))
         if tower.patches.bias:
-            merged = self._inplace(merged, merged, self.weight)
+            vectors = self._inplace(vectors, vectors, self.weight)
         if tower.class_embedding:
-            merged = self._new_tensor((self.hidden, self.rows), merged, self.weight)
+            vectors = self._new_tensor((self.hidden, self.rows), vectors, self.weight)
         if tower.positions is None:
-            return merged
+            return vectors
         if self.shape.kind == "qwen":
-            resized = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
+            resized_table = self._new_tensor((self.patches, self.hidden), self._view(self.weight, None))
             return self._inplace(
-                merged, merged, self._order_by_square(self._new_tensor(rows, self._view(resized, None)))
+                vectors,
+                vectors,
+                self._order_by_square(self._new_tensor(vectors_shape, self._view(resized_table, None))),
             )
         position_table = self.weight
         if tower.class_embedding:
             position_table = self._new_tensor((self.hidden, self.rows), self.weight, self.positions)
-        return self._inplace(merged, merged, position_table)
+        return self._inplace(vectors, vectors, position_table)
 
     def _order_by_square(self, x: Tensor) -> Tensor:
         """Patches in the order of the squares that become one token: two copies."""
@@ -232,7 +234,7 @@ class _EncoderGraph:
         return self._new_tensor((self.hidden, self.patches), self._view(patch_pairs, None))
 
     def _rotated_heads(self, heads: Tensor, dimensions: tuple[int, ...]) -> Tensor:
-        """Heads after their rotation; of pixtral's by two axes, each half is rotated by itself."""
+        """Returns the rotated heads; pixtral's two-axis RoPE rotates each half separately."""
         if self.shape.kind != "pixtral":
             return self._inplace(heads, heads, self.positions)
         head_dim, *other_dimensions = dimensions
@@ -250,7 +252,7 @@ class _EncoderGraph:
         if self.shape.kind == "qwen" and self.shape.tower.patches.bias:  # one product for queries, keys and values
             product = self._linear(3 * width, self.rows, x, attention.q_bias)
             query, key, value = (self._view(product, None, has_offset=bool(i)) for i in range(3))
-            query, key = (self._new_tensor(dimensions, part, self.positions) for part in (query, key))
+            query, key = (self._new_tensor(dimensions, projection, self.positions) for projection in (query, key))
         else:
             query, key, value = (
                 self._view(self._linear(width, self.rows, x, has_bias), dimensions) for has_bias in has_biases
@@ -258,16 +260,18 @@ class _EncoderGraph:
             if attention.position is not None:
                 query, key = self._rotated_heads(query, dimensions), self._rotated_heads(key, dimensions)
         self.graph.add_operations(query, key, value)
-        query, key, value = (self._view(part, None) for part in (query, key, value))
+        query, key, value = (self._view(projection, None) for projection in (query, key, value))
         masks = () if mask is None else (mask,)
         if self.flash:
-            key, value = (self._new_tensor(dimensions, part, element_bytes=F16) for part in (key, value))
+            key, value = (self._new_tensor(dimensions, projection, element_bytes=F16) for projection in (key, value))
             merged_vectors = self._view(self._new_tensor(dimensions, query, key, value, *masks), (width, self.rows))
         else:
             value = self._new_tensor((self.rows, head_dim, heads), value)
             scores = self._new_tensor((self.rows, self.rows, heads), key, query)
-            weighted = self._new_tensor((head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks))
-            merged_vectors = self._new_tensor((width, self.rows), self._view(weighted, None))
+            weighted_values = self._new_tensor(
+                (head_dim, self.rows, heads), value, self._inplace(scores, scores, *masks)
+            )
+            merged_vectors = self._new_tensor((width, self.rows), self._view(weighted_values, None))
         return self._linear(self.hidden, self.rows, merged_vectors, attention.o_bias)
 
     def _network(self, network: FeedForward, x: Tensor) -> Tensor:
@@ -285,8 +289,8 @@ class _EncoderGraph:
         token_count = self.patches // projector.merge**2
         if self.shape.kind == "siglip":
             transposed_x = self._new_tensor((self.patches, self.hidden), self._view(x, None))
-            pooled_vectors = self._new_tensor((token_count, self.hidden), transposed_x)
-            x = self._new_tensor((self.hidden, token_count), self._view(pooled_vectors, None))
+            pooled_patches = self._new_tensor((token_count, self.hidden), transposed_x)
+            x = self._new_tensor((self.hidden, token_count), self._view(pooled_patches, None))
         elif self.shape.tower.class_embedding:
             x = self._new_tensor((self.hidden, self.patches), x, self.positions)
         if projector.norm is not None:
@@ -306,28 +310,28 @@ class _EncoderGraph:
         x = self._patch_vectors()
         if stack.embedding_norm is not None:
             x = self._norm(stack.embedding_norm, x)
-        kinds = stack.layer_names()
+        layer_names = stack.layer_names()
         layers = stack.layers_by_kind()
-        windowed_mask = self._window_mask() if any(self._is_windowed(layers[kind]) for kind in kinds) else None
+        windowed_mask = self._window_mask() if any(self._is_windowed(layers[name]) for name in layer_names) else None
         if windowed_mask is not None:
             x = self._new_tensor((self.hidden, self.rows), self._view(x, None), self.positions)
-        projectors = self._deepstack_layers(len(kinds))
+        projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
-        for i in layers_with_graphs([(kind, i in projectors) for i, kind in enumerate(kinds)]):
-            layer = layers[kinds[i]]
+        for i in layers_with_graphs([(name, i in projectors_by_layer) for i, name in enumerate(layer_names)]):
+            layer = layers[layer_names[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)
             mask = windowed_mask if self._is_windowed(layer) else None
             attention_output = self._attention(layer.attention, self._norm(layer.norm, x), mask)
             x = self._inplace(attention_output, attention_output, x)
             x = self._inplace(x, x, self._network(layer.feed_forward, self._norm(layer.norm, x)))
-            if i in projectors:
-                feature = self._project(projectors[i], x)
-                features = feature if features is None else self._joined_tensors(features, feature)
+            if i in projectors_by_layer:
+                layer_features = self._project(projectors_by_layer[i], x)
+                features = layer_features if features is None else self._joined_tensors(features, layer_features)
         if stack.final_norm is not None and self.shape.kind != "llava":
             x = self._norm(stack.final_norm, x)
-        tokens = self._project(self.shape.projector, x)
-        self.graph.add_operations(tokens if features is None else self._joined_tensors(tokens, features))
+        embeddings = self._project(self.shape.projector, x)
+        self.graph.add_operations(embeddings if features is None else self._joined_tensors(embeddings, features))
         return self.graph
 
     def _deepstack_layers(self, layer_count: int) -> dict[int, Projector]:

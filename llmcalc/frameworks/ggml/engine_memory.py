@@ -150,18 +150,18 @@ def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
     needed_bytes = sum(buffers.bytes_on(device) for device in (*server.devices, HOST))
-    needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=0)
+    needed_gpu_bytes = max((buffers.bytes_on(device) for device in server.devices), default=0)
     memory_bytes, limit_bytes = server.hardware.memory_bytes, server.hardware.capacity_bytes
     if server.hardware.vendor != "Apple" or needed_bytes + MACOS_BYTES > memory_bytes:
         return ""
-    limit_mib = -(-needed_on_gpu // MIB)
+    limit_mib = -(-needed_gpu_bytes // MIB)
     older_limit = memory_bytes * 2 // 3 if memory_bytes <= 32 * GIB else memory_bytes * 3 // 4
-    if needed_on_gpu > server.free_bytes:
+    if needed_gpu_bytes > server.free_bytes:
         return (
             f"macOS lets the GPU use {limit_bytes / GIB:.2f} GiB by default: "
             f"sudo sysctl iogpu.wired_limit_mb={limit_mib} would let it start"
         )
-    if server.hardware.like is None and needed_on_gpu > older_limit - server.reserved_bytes:
+    if server.hardware.like is None and needed_gpu_bytes > older_limit - server.reserved_bytes:
         return f"macOS before 26: sudo sysctl iogpu.wired_limit_mb={limit_mib} (default {older_limit / GIB:.2f} GiB)"
     return ""
 
@@ -173,8 +173,8 @@ SMALL_GPU_CONTEXTS = 8
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
     """Returns a note if a small GPU lacks only the memory of the context that large ones have; else empty."""
     needed_on_gpu = max(buffers.bytes_on(device) for device in server.devices)
-    is_small = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
-    if not is_small or needed_on_gpu > server.free_bytes + server.context_bytes:
+    is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.context_bytes
+    if not is_small_gpu or needed_on_gpu > server.free_bytes + server.context_bytes:
         return ""
     return (
         f"{server.engine_record.context.mib} MiB are counted for CUDA's context, as on large GPUs; a small one takes "

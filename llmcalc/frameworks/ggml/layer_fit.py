@@ -139,25 +139,25 @@ class _LayerFit:
     def placement_of(self, layers_of_gpus: list[_GpuLayers]) -> TensorDevices:
         """Returns the placement of layers: the last layers are on the GPUs, in GPU order."""
         layer_count = len(self.server.model.layers)
-        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
-        if layers_on_gpus:
-            layers_by_gpu = tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
+        gpu_layer_count = sum(gpu_layers.layers for gpu_layers in layers_of_gpus)
+        if gpu_layer_count:
+            gpu_shares = tuple(float(gpu_layers.layers) for gpu_layers in layers_of_gpus)
         else:
-            layers_by_gpu = self.server.layer_shares
-        layers = LayerDevices(layer_count, self.server.devices, layers_on_gpus, layers_by_gpu, True)
+            gpu_shares = self.server.layer_shares
+        layer_devices = LayerDevices(layer_count, self.server.devices, gpu_layer_count, gpu_shares, True)
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
-        layer = layer_count + 1 - layers_on_gpus
+        first_gpu_layer = layer_count + 1 - gpu_layer_count
         for i, gpu_layers in enumerate(layers_of_gpus):
-            layer += gpu_layers.layers - gpu_layers.hosted
-            for layer_index in range(layer, layer + gpu_layers.hosted):
-                if layer_index == layer and gpu_layers.overflow:
+            first_gpu_layer += gpu_layers.layers - gpu_layers.hosted
+            for layer_index in range(first_gpu_layer, first_gpu_layer + gpu_layers.hosted):
+                if layer_index == first_gpu_layer and gpu_layers.overflow:
                     next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST
                     partial_layers.append((layer_index, gpu_layers.overflow, next_device))
                 else:
                     hosted_layers.add(layer_index)
-            layer += gpu_layers.hosted
-        return TensorDevices(layers, (), frozenset(hosted_layers), tuple(partial_layers))
+            first_gpu_layer += gpu_layers.hosted
+        return TensorDevices(layer_devices, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> BufferSizes:
         tensor_placement = self.placement_of(layers_by_gpu)
@@ -177,41 +177,41 @@ class _LayerFit:
         has_experts = any(layer.experts for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
         for i in reversed(range(len(layers_by_gpu))):
-            unplaced_layers = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layers, has_experts)
+            unplaced_layer_count = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layer_count, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts_on_gpus(layers_by_gpu)
-        layers_on_gpus = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
+        gpu_layer_count = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
         tensor_placement = self.placement_of(layers_by_gpu)
-        server = self.server.with_flags(n_gpu_layers=layers_on_gpus)
-        layer_note = f"--fit places {layers_on_gpus} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layers = len(tensor_placement.host_experts) + len(tensor_placement.partial)
-        layer_note += f", the experts of {hosted_layers} of them on the host" if hosted_layers else ""
+        server = self.server.with_flags(n_gpu_layers=gpu_layer_count)
+        layer_note = f"--fit places {gpu_layer_count} of {layer_count + 1} layers on GPUs (with the output)"
+        hosted_layer_count = len(tensor_placement.host_experts) + len(tensor_placement.partial)
+        layer_note += f", the experts of {hosted_layer_count} of them on the host" if hosted_layer_count else ""
         return FittedServer(
             server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note)
         )
 
     def _with_most_layers(
-        self, layers_by_gpu: list[_GpuLayers], gpu_number: int, most_layers: int, has_experts: bool
+        self, layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_limit: int, has_experts: bool
     ) -> list[_GpuLayers]:
         """Returns the GPUs' layers with the most expert-free layers on GPU `gpu_number` that fit."""
 
         def with_layer_count(layers: int) -> list[_GpuLayers]:
-            hosted_layers = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
-            return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_layers), *layers_by_gpu[gpu_number + 1 :]]
+            hosted_count = max(layers - (gpu_number == len(layers_by_gpu) - 1), 0) if has_experts else 0
+            return [*layers_by_gpu[:gpu_number], _GpuLayers(layers, hosted_count), *layers_by_gpu[gpu_number + 1 :]]
 
         return with_layer_count(
-            largest_number(most_layers, lambda count: self.keeps_margins(with_layer_count(count), gpu_number))
+            largest_number(layer_limit, lambda count: self.keeps_margins(with_layer_count(count), gpu_number))
         )
 
     def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
         for i in range(len(layers_by_gpu)):
-            hosted_layers = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
-            if not hosted_layers:
+            hosted_layer_count = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
+            if not hosted_layer_count:
                 break
             layers_by_gpu = _with_moved_layers(
-                layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layers)
+                layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layer_count)
             )
             if sum(gpu_layers.hosted for gpu_layers in layers_by_gpu) and not layers_by_gpu[i].overflow:
                 layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
@@ -244,13 +244,13 @@ class _LayerFit:
 def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_count: int) -> list[_GpuLayers]:
     """Returns the GPUs' layers after a move of layers to GPU `gpu_number`, together with their experts on the host."""
     moved_layers = list(layers_by_gpu)
-    layers_left = layer_count
+    remaining_count = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
-        removed_layers = min(layers_left, gpu_layers.hosted)
+        removed_count = min(remaining_count, gpu_layers.hosted)
         moved_layers[gpu_index] = replace(
-            gpu_layers, layers=gpu_layers.layers - removed_layers, hosted=gpu_layers.hosted - removed_layers
+            gpu_layers, layers=gpu_layers.layers - removed_count, hosted=gpu_layers.hosted - removed_count
         )
-        layers_left -= removed_layers
+        remaining_count -= removed_count
     moved_layers[gpu_number] = replace(moved_layers[gpu_number], layers=moved_layers[gpu_number].layers + layer_count)
     return moved_layers
 

@@ -79,17 +79,17 @@ class GgmlServer(GgmlSettings):
     @cached_property
     def placement(self) -> TensorDevices:
         """The device of each tensor according to the flags, before --fit changes the placement."""
-        layers = LayerDevices(
+        layer_devices = LayerDevices(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.layer_shares, self.rules.output_counts_first
         )
         layer_count = len(self.model.layers)
-        host_expert_layers = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
-        dense_layers = int(self.flags.get("n_cpu_ffn", 0))
+        host_expert_layer_count = layer_count if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        host_dense_layer_count = int(self.flags.get("n_cpu_ffn", 0))
         return TensorDevices(
-            layers,
+            layer_devices,
             self.overrides,
-            host_experts=frozenset(range(min(host_expert_layers, layer_count))),
-            host_networks=frozenset(range(min(dense_layers, layer_count))),
+            host_experts=frozenset(range(min(host_expert_layer_count, layer_count))),
+            host_networks=frozenset(range(min(host_dense_layer_count, layer_count))),
         )
 
     @cached_property
@@ -124,8 +124,8 @@ class GgmlServer(GgmlSettings):
         if layer.latent is not None:
             key_bytes, value_bytes = self._latent_cache(layer)
             return key_bytes + index_keys, value_bytes
-        streams = self.sequences if layer.entries else self.streams
-        cell_count = self.window_cells(layer.window) * streams
+        stream_count = self.sequences if layer.entries else self.streams
+        cell_count = self.window_cells(layer.window) * stream_count
         if layer.entries:
             index_keys += self._entry_cache(layer)
         key_bytes = cell_count * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
@@ -195,7 +195,7 @@ class GgmlServer(GgmlSettings):
         self, placements: TensorDevices, layers: Mapping[int, LayerShape], other_tensors: Iterable[GgufTensor] = ()
     ) -> dict[str, int]:
         """Returns device → bytes of compute buffers for `layers` and output. other_tensors: other loaded tensors."""
-        size_and_device = {
+        size_and_device_by_name = {
             tensor.name: (tensor.nbytes, placements.device(tensor)) for tensor in (*self.model.tensors, *other_tensors)
         }
         version_rules, layer_count = self.rules, len(self.model.layers)
@@ -224,7 +224,7 @@ class GgmlServer(GgmlSettings):
             is_module=min(layers) >= layer_count,
         )
         moved_tokens = graph_settings.tokens if graph_settings.moves_weights and self.devices else 0
-        layer_keys = self._layer_keys(placements, size_and_device, moved_tokens, layers)
+        layer_keys = self._layer_keys(placements, size_and_device_by_name, moved_tokens, layers)
         graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph_rules,
@@ -234,7 +234,7 @@ class GgmlServer(GgmlSettings):
             {i: layers[i] for i in graph_indices},
             max(layers) + 1,
             placements.layers.device,
-            size_and_device.get,
+            size_and_device_by_name.get,
         )
         is_pipelined = (
             len(self.devices) > 1
@@ -248,7 +248,7 @@ class GgmlServer(GgmlSettings):
     def _layer_keys(
         self,
         tensor_placement: TensorDevices,
-        size_and_device: Mapping[str, tuple[int, str]],
+        size_and_device_by_name: Mapping[str, tuple[int, str]],
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
@@ -266,11 +266,11 @@ class GgmlServer(GgmlSettings):
         for i, layer in layers.items():
             layer_tensors = tensors_by_layer.get(i, ())
             expert_homes = {
-                size_and_device[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
+                size_and_device_by_name[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
             }
             weight_keys = []
             for tensor in layer_tensors:
-                tensor_bytes, device = size_and_device[tensor.name]
+                tensor_bytes, device = size_and_device_by_name[tensor.name]
                 if EXPERT_TENSORS.match(tensor.name):
                     copies_experts = len(expert_homes) > 1 or (
                         device == HOST and version_rules.are_experts_moved(moved_tokens, layer)
@@ -328,12 +328,12 @@ class GgmlServer(GgmlSettings):
             device = tensor_placement.device(tensor)
             tensor_sizes[device] = tensor_sizes.get(device, 0) + tensor.nbytes
         cache_device = tensor_placement.layers.device(layer_count) if self.is_cache_on_layer_device else HOST
-        cache = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
-        layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
+        cache_sizes = {cache_device: sum(sum(module_server.layer_cache(module_shape)) for module_shape in mtp_modules)}
+        module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
         return BufferSizes(
             tensor_sizes,
-            cache,
-            module_server.graph_buffers(tensor_placement, layers, (self.modules_file or self.model).mtp_tensors),
+            cache_sizes,
+            module_server.graph_buffers(tensor_placement, module_layers, (self.modules_file or self.model).mtp_tensors),
         )
 
     def with_flags(self, **changed_flags: Any) -> GgmlServer:

@@ -223,7 +223,7 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def modules_file(self) -> GgufModel | None:
-        """The model in the format of a separate file of its modules that draft; None without such a file."""
+        """The model in the format of its separate file of multi-token-prediction modules; None without such a file."""
         scheme = modules_scheme(self.flags, self.preset)
         return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
 

@@ -66,7 +66,7 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
     chosen_types = drafting_types(flags)
     if flags.get("model_draft") and MTP_TYPE not in chosen_types:
         chosen_types.append("draft-simple")
-    tokens = 0
+    token_count = 0
     for drafting_type in chosen_types:
         if drafting_type not in TOKENS_OF_TYPES:
             raise InputError(
@@ -74,8 +74,8 @@ def drafted_tokens(flags: Mapping[str, Any]) -> int:
                 f"{', '.join(TOKENS_OF_TYPES)}"
             )
         flag, default_tokens = TOKENS_OF_TYPES[drafting_type]
-        tokens = max(tokens, int(flags.get(flag, default_tokens)))
-    return tokens
+        token_count = max(token_count, int(flags.get(flag, default_tokens)))
+    return token_count
 
 
 def draft_model_of(flags: Mapping[str, Any], target_model: Preset) -> Preset | None:
@@ -112,11 +112,11 @@ def modules_scheme(flags: Mapping[str, Any], target_model: Preset) -> str | None
         return None
     base_name = file_name.replace("\\", "/").rpartition("/")[2].removeprefix("mtp-")
     named_checkpoint = known_checkpoint(base_name) if base_name.lower().endswith(".gguf") else None
-    widths = {
+    model_sizes = {
         (preset.model.hidden_size, preset.model.vocab_size)
         for preset in (target_model, *(() if named_checkpoint is None else named_checkpoint[:1]))
     }
-    if named_checkpoint is None or not named_checkpoint[1] or len(widths) > 1:
+    if named_checkpoint is None or not named_checkpoint[1] or len(model_sizes) > 1:
         raise InputError(
             f"--model-draft {shown(file_name)}: with --spec-type {MTP_TYPE}, expected a file of {target_model.name}'s "
             "modules with its format in the name, such as mtp-NAME-Q8_0.gguf; or without --model-draft, for modules in "

@@ -229,27 +229,30 @@ class ModelGraph:
         key_cache, value_cache = (
             Tensor(size, operation_name="cache", device=cache_device) for size in settings.layer_cache(layer)
         )
-        head, heads = layer.head_dim, layer.heads
-        key_heads = max(1, layer.key_width // head) if head else 1
+        head_dim, heads = layer.head_dim, layer.heads
+        key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
         value_dim = layer.value_width // key_heads
         gate_width = layer.gate_width if settings.queries_with_gates else 0
-        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head + gate_width, normed_input, tokens)
+        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head_dim + gate_width, normed_input, tokens)
         if not layer.key_width:
             return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
         key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
         value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
-        query, key = self._view(query_and_gate, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
+        query, key = (
+            self._view(query_and_gate, (head_dim, heads, tokens)),
+            self._view(key, (head_dim, key_heads, tokens)),
+        )
         if gate_width:
-            query = self._new_tensor((head, heads, tokens), query)  # its norm, out of place beside the gate
+            query = self._new_tensor((head_dim, heads, tokens), query)  # its norm, out of place beside the gate
         if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
             query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
             key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
         query = self._inplace(query, query, self.positions)
         key = self._inplace(key, key, self.positions)
-        key_rotation = self.rotation_matrix(head, settings.key_type_bytes)
+        key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
         value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=LEAST_ROTATION)
-        query = self.apply_rotation(query, (head, heads, tokens), key_rotation)
-        key = self.apply_rotation(key, (head, key_heads, tokens), key_rotation)
+        query = self.apply_rotation(query, (head_dim, heads, tokens), key_rotation)
+        key = self.apply_rotation(key, (head_dim, key_heads, tokens), key_rotation)
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
         self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.add_operations(self._store_in_cache(key_cache, key))
@@ -268,17 +271,17 @@ class ModelGraph:
         self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         """Adds the attention of a layer that reads an earlier layer's keys and values (Gemma 3n, Gemma 4 E2B)."""
-        tokens, head, heads = self.settings.tokens, layer.head_dim, layer.heads
-        query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head, heads, tokens)))
+        tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.heads
+        query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, heads, tokens)))
         query = self._inplace(query, query, self.positions)
         query = self.apply_rotation(
-            query, (head, heads, tokens), self.rotation_matrix(head, self.settings.key_type_bytes)
+            query, (head_dim, heads, tokens), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
         )
-        value_rotation = self.rotation_matrix(head, self.settings.value_type_bytes, column_limit=LEAST_ROTATION)
+        value_rotation = self.rotation_matrix(head_dim, self.settings.value_type_bytes, column_limit=LEAST_ROTATION)
         self.graph.add_operations(query)
-        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head, layer.window)
+        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head_dim, layer.window)
         self.graph.add_operations(heads_output)
-        heads_output = self.apply_rotation(heads_output, (head * heads, tokens), value_rotation)
+        heads_output = self.apply_rotation(heads_output, (head_dim * heads, tokens), value_rotation)
         return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
 
     def _attend(
@@ -398,43 +401,43 @@ class ModelGraph:
         settings, tokens = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
         cells, heads = settings.cells[layer.window], layer.heads
-        group_heads, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
+        heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
         memory_limit_mib = settings.attention_batch_mib
-        while memory_limit_mib and key_value_mib > memory_limit_mib and group_heads % 2 == 0:
-            group_heads, key_value_mib = group_heads // 2, key_value_mib // 2
+        while memory_limit_mib and key_value_mib > memory_limit_mib and heads_per_group % 2 == 0:
+            heads_per_group, key_value_mib = heads_per_group // 2, key_value_mib // 2
         copy_type_bytes = F16 * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
             rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, element_bytes=F16)
-        rotated_keys = self._new_tensor_in_format((rope_dim, cells, group_heads), copy_type_bytes, rotated_keys)
+        rotated_keys = self._new_tensor_in_format((rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys)
         query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
         self.graph.add_operations(query)
         merged_output: Tensor | None = None
-        for _ in range(heads // group_heads):
+        for _ in range(heads // heads_per_group):
             weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
             keys_and_values = self._new_tensor(
-                (group_heads * (nope_dim + value_dim), cells), weight, self._view(cache, None)
+                (heads_per_group * (nope_dim + value_dim), cells), weight, self._view(cache, None)
             )
             value = self._new_tensor_in_format(
-                (value_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
+                (value_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
             )
             key_nope = self._new_tensor_in_format(
-                (nope_dim, cells, group_heads), copy_type_bytes, self._view(keys_and_values, None)
+                (nope_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None)
             )
             self.graph.add_operations(key_nope, value)
             key = self._new_tensor_in_format(
-                (nope_dim + rope_dim, cells, group_heads), copy_type_bytes, rotated_keys, key_nope
+                (nope_dim + rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys, key_nope
             )
             self.graph.add_operations(key)
             weighted_values = self._new_tensor(
-                (value_dim, group_heads, tokens), self._view(query, None), key, value, self.mask(layer.window)
+                (value_dim, heads_per_group, tokens), self._view(query, None), key, value, self.mask(layer.window)
             )
-            merged_heads = self._view(weighted_values, (value_dim * group_heads, tokens))
+            merged_heads = self._view(weighted_values, (value_dim * heads_per_group, tokens))
             output_width = 0 if merged_output is None or merged_output.layout is None else merged_output.layout[0]
             merged_output = (
                 merged_heads
                 if merged_output is None
-                else self._new_tensor((output_width + value_dim * group_heads, tokens), merged_output, merged_heads)
+                else self._new_tensor((output_width + value_dim * heads_per_group, tokens), merged_output, merged_heads)
             )
         assert merged_output is not None
         return merged_output
@@ -578,20 +581,20 @@ class ModelGraph:
 
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequences, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
+        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequences, net_sizes.heads
         cached_inputs = (net_sizes.kernel - 1) * net_sizes.channels
         state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, heads, tokens)
         input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.layer_device(i)) for _ in range(2))
-        conv_inputs = self._new_tensor((cached_inputs, sequences), input_cache)
+        conv_inputs = self._new_tensor((cached_inputs, sequence_count), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
         qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
         conv_inputs = self._new_tensor(
-            (tokens * net_sizes.channels + cached_inputs * sequences,), conv_inputs, self._view(qkv, None)
+            (tokens * net_sizes.channels + cached_inputs * sequence_count,), conv_inputs, self._view(qkv, None)
         )
         # a copy on another device keeps the rows' distances, so that it is as large as all inputs
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
-        recurrent_state = self._new_tensor((state_elements, sequences), state_cache)
+        recurrent_state = self._new_tensor((state_elements, sequence_count), state_cache)
         self.graph.add_operations(recurrent_state)
         may_move = self._is_moved(tokens)
         conv_weight = self._weight(f"blk.{i}.ssm_conv1d.weight", i)
@@ -606,14 +609,14 @@ class ModelGraph:
             decay = self._inplace(decay, decay, *operand_weights, may_move=may_move)
         beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
         beta = self._inplace(beta, beta)
-        state_count = sequences * (1 + self.settings.drafted_by_modules)
+        state_count = sequence_count * (1 + self.settings.drafted_by_modules)
         result_elements = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
         recurrence_output = self._new_tensor(result_elements, query, key, value, decay, beta, recurrent_state)
         states = Tensor(state_elements * state_count * F32, (recurrence_output,), "view", has_offset=True)
         self.graph.add_operations(self._store_in_cache(state_cache, states))
         value_bytes = heads * net_sizes.value_dim * tokens * F32
-        values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32))
-        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, values)
+        output_values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32))
+        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, output_values)
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
         normed_output = self._inplace(normed_output, normed_output, self._inplace(gate, gate))
@@ -666,10 +669,10 @@ class ModelGraph:
         """
         tokens, module = self.settings.tokens, min(self.layers)
         model_states = Tensor(self.hidden * tokens * F32, operation_name="input", layout=(self.hidden, tokens, F32))
-        states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
+        normed_states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
         embeddings = self.norm(f"blk.{module}.nextn.enorm.weight", module, embeddings)
-        both = self._new_tensor((2 * self.hidden, tokens), embeddings, states)
-        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden, both, tokens)
+        concatenated_states = self._new_tensor((2 * self.hidden, tokens), embeddings, normed_states)
+        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden, concatenated_states, tokens)
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
         """Returns the vectors of all layers, of the tokens' ids and of their embeddings; None in a model without any.
@@ -681,13 +684,13 @@ class ModelGraph:
             return None
         shape = width * self.number, tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
-        looked_up = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
-        looked_up = self._inplace(looked_up, looked_up)
-        self.graph.add_operations(looked_up)
-        projected = self.matmul("per_layer_model_proj.weight", None, shape[0], embeddings, tokens)
-        projected = self.norm("per_layer_proj_norm.weight", None, self._inplace(projected, projected))
-        summed = self._inplace(projected, projected, looked_up)
-        return self._new_tensor(shape, self._view(self._inplace(summed, summed), None))
+        embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
+        embedding_vectors = self._inplace(embedding_vectors, embedding_vectors)
+        self.graph.add_operations(embedding_vectors)
+        projection = self.matmul("per_layer_model_proj.weight", None, shape[0], embeddings, tokens)
+        projection = self.norm("per_layer_proj_norm.weight", None, self._inplace(projection, projection))
+        summed_vectors = self._inplace(projection, projection, embedding_vectors)
+        return self._new_tensor(shape, self._view(self._inplace(summed_vectors, summed_vectors), None))
 
     def _with_layer_vectors(
         self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, tokens: int

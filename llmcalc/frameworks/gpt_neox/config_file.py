@@ -74,13 +74,13 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         arguments = _with_underscores(written_config)
         reader.refuse_other_values(arguments, OFF)
-        mixer = _mixer_kind(reader, arguments)
+        mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown()
         tp, pp = (max(1, integer_of(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
-        spec = _model_of(reader, arguments, mixer, tp)
+        spec = _model_of(reader, arguments, mixer_kind, tp)
         run_settings = {
             "seq": integer_of(reader, "seq_length", arguments.get("seq_length")),
-            "attn_implementation": MIXERS[mixer],
+            "attn_implementation": MIXERS[mixer_kind],
             **_kernel_settings(reader, arguments),
         }
         config = _deepspeed_keys(reader, arguments)
@@ -123,15 +123,15 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
     reader.notes.append(ESTIMATE)
     megatron_run_settings = replace(parallel_run, distributed_optimizer=zero_stage == 1, grad_dtype="bf16")
     launch_settings = megatron_run(reader, megatron_run_settings, reader.source.world_size, dict(settings))
-    replicas = launch_settings.layout.dp
+    replica_count = launch_settings.layout.dp
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
         batch = integer_of(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
         if global_batch is not None:
-            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replicas))
+            accumulation_steps = max(1, integer_of(reader, "train_batch_size", global_batch) // (batch * replica_count))
     else:
-        batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replicas))
+        batch = max(1, integer_of(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
     return launch_settings._replace(
         settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
     )
@@ -139,20 +139,20 @@ def _parallel_run(reader: LaunchReader, config: Table, parallel_run: MegatronRun
 
 def _deepspeed_keys(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX creates (`_set_config`, `calculate_derived`)."""
-    config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
+    deepspeed_config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
-        config |= {"fp16": {"enabled": precision == "fp16"}, "bf16": {"enabled": precision == "bfloat16"}}
+        deepspeed_config |= {"fp16": {"enabled": precision == "fp16"}, "bf16": {"enabled": precision == "bfloat16"}}
     elif fp16_table:
-        config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
+        deepspeed_config["fp16"] = {"enabled": fp16_table.get("enabled", fp16_table.get("fp16", False))}
     elif not reader.table(arguments, "bf16"):
         reader.notes.append("the file has no number format, which another one may have: fp32, the default, is counted")
-    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
-        config["train_micro_batch_size_per_gpu"] = reader.integer({}, "train_micro_batch_size_per_gpu", 1)
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(deepspeed_config):
+        deepspeed_config["train_micro_batch_size_per_gpu"] = reader.integer({}, "train_micro_batch_size_per_gpu", 1)
         reader.notes.append("the batch is in another file of the run: --batch says it (1 here)")
-    config["zero_optimization"] = reader.table(arguments, "zero_optimization") or {"stage": 0}
-    return config
+    deepspeed_config["zero_optimization"] = reader.table(arguments, "zero_optimization") or {"stage": 0}
+    return deepspeed_config
 
 
 def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
@@ -180,12 +180,12 @@ def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
     return mixer_kinds.pop()
 
 
-def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> ModelSpec:
+def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) -> ModelSpec:
     """Returns the model that GPT-NeoX's arguments describe.
 
-    mixer: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
+    mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
-    layers, hidden, heads, position_count = (
+    layer_count, hidden, heads, position_count = (
         integer_of(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
@@ -196,7 +196,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
         "num_key_value_heads": reader.integer(arguments, "num_kv_heads", heads),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
     }
-    decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
+    decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
     if position_type not in POSITIONS:
         raise reader.wrong("pos_emb", f"{shown(position_type)}; expected {', '.join(POSITIONS)}")
@@ -205,12 +205,12 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
     elif position_type == "alibi":
         attention_table["position"] = {"type": "alibi"}
     elif position_type == "learned":
-        decoder["position"] = {"type": "learned", "max_position_embeddings": position_count}
+        decoder_table["position"] = {"type": "learned", "max_position_embeddings": position_count}
     network_table = _network_table(reader, arguments, hidden)
     layer: dict[str, Any] = {"attention": attention_table, "feed_forward": network_table, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
         layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
-    if mixer == "mamba":
+    if mixer_kind == "mamba":
         layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
     row_multiple = tp * reader.integer(arguments, "make_vocab_size_divisible_by", 128)
     reader.filled_in["vocabulary"] = VOCABULARY
@@ -222,7 +222,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer: str, tp: int) -> Mo
         "hidden_size": hidden,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": position_count,
-        "decoder": {**decoder, "block": {**layer, "norm_placement": "pre"}},
+        "decoder": {**decoder_table, "block": {**layer, "norm_placement": "pre"}},
     }
     return validate(ModelSpec, spec_table, reader.where)
 

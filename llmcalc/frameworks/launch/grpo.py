@@ -96,7 +96,7 @@ def colocated_rollout(
     reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
     completion_length = reader.integer(config, "max_completion_length", 512)
-    sequences = integer_of(reader, "batch", launched_run.settings["batch"])
+    batch_size = integer_of(reader, "batch", launched_run.settings["batch"])
     is_colocated = _colocates_engine(config)
     is_weight_sharded = launched_run.layout.zero == 3
     has_reference = config.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launched_run.settings
@@ -104,11 +104,11 @@ def colocated_rollout(
     has_master_weights = launched_run.settings.get("master_weights") == "none"
     engine_sleeps = reader.flag(config, "vllm_enable_sleep_mode") or bool(config.get("sleep_level"))
     has_fp32_logits = launched_run.settings.get("logits_dtype") in (None, "fp32", "float32")
-    logit_bytes = (8 if sequences == 1 else 6) if has_fp32_logits else (4 if sequences == 1 else 3)
+    logit_bytes = (8 if batch_size == 1 else 6) if has_fp32_logits else (4 if batch_size == 1 else 3)
     return Rollout(
         source=citation,
         engine="vllm" if is_colocated else "",
-        flags=_engine_flags(reader, config, sequences, launched_run, memory_share, max_tokens) if is_colocated else {},
+        flags=_engine_flags(reader, config, batch_size, launched_run, memory_share, max_tokens) if is_colocated else {},
         sleeps_while_idle=is_colocated and engine_sleeps,
         offloaded=offloaded_states if is_colocated else frozenset(),
         reference=AdditionalModel(
@@ -116,7 +116,7 @@ def colocated_rollout(
             reference_bytes or (element_bytes if has_master_weights else 4),
             launched_run.layout.dp if is_weight_sharded else 1,
         ),
-        sequences=sequences,
+        sequences=batch_size,
         tokens=int(launched_run.settings.get("seq", completion_length)),
         logit_tokens=completion_length + 1,
         logit_bytes=logit_bytes,  # fp32 logits of accelerate beside those in 16 bits, or one sequence's exponentials
@@ -126,24 +126,24 @@ def colocated_rollout(
 def _engine_flags(
     reader: LaunchReader,
     config: Table,
-    sequences: int,
+    sequence_count: int,
     launched_run: Launch,
     memory_utilization: float,
     max_tokens: int | None,
 ) -> dict[str, Any]:
     """Returns the flags of the colocated vLLM engine (generation/vllm_generation.py)."""
-    tensor_parallel = reader.integer(config, "vllm_tensor_parallel_size", 1)
+    tp = reader.integer(config, "vllm_tensor_parallel_size", 1)
     steps_per_generation = reader.integer(
         config, "steps_per_generation", reader.integer(config, "gradient_accumulation_steps", 1)
     )
     generation_batch_size = config.get("generation_batch_size")
     if generation_batch_size is not None:
-        generated_sequences = integer_of(reader, "generation_batch_size", generation_batch_size)
-        steps_per_generation = max(1, generated_sequences // (sequences * launched_run.layout.world))
+        generated_sequence_count = integer_of(reader, "generation_batch_size", generation_batch_size)
+        steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world))
     flags: dict[str, Any] = {
-        "tensor_parallel_size": tensor_parallel,
+        "tensor_parallel_size": tp,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
-        "max_num_seqs": sequences * tensor_parallel * steps_per_generation,
+        "max_num_seqs": sequence_count * tp * steps_per_generation,
     }
     flags["max_num_seqs"] = reader.optional_integer(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
     if max_tokens is not None:

@@ -147,8 +147,8 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
         )
     degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
     if "fsdp" in options:
-        replicas = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
-        degrees |= {"zero": 3, "dp": options["fsdp"] * replicas}
+        replica_count = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
+        degrees |= {"zero": 3, "dp": options["fsdp"] * replica_count}
     replica_sizes = {option: degrees.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
     dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)

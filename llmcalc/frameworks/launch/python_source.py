@@ -105,7 +105,7 @@ def value_of(expression: ast.expr, known_values: Mapping[str, Any], nesting_dept
 
 
 def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
-    """Returns whether two known values, such as number formats, are equal, and whether the device computes in bf16."""
+    """Evaluates a comparison of two known values, such as number formats, or of the device's support of bf16."""
     operation, right_node = comparison.ops[0], comparison.comparators[0]
     attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
@@ -245,7 +245,7 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
 
 
 def statements_of_module(syntax_tree: ast.Module) -> list[ast.stmt]:
-    """Returns the statements of a module, then those of its functions, as cells of marimo are."""
+    """Returns the statements of a module, then those of its functions, such as the cells of a marimo notebook."""
     functions = [statement for statement in syntax_tree.body if isinstance(statement, ast.FunctionDef)]
     return [*syntax_tree.body, *(statement for function in functions for statement in function.body)]
 
@@ -354,12 +354,12 @@ class Configurations:
         """Returns whether a condition on plain values is true; None if unknown."""
         if isinstance(condition, ast.BoolOp):
             operand_truths = [self.truth_of(operand, variables, configs_by_variable) for operand in condition.values]
-            deciding_value = isinstance(condition.op, ast.Or)
-            if deciding_value in operand_truths:
-                return deciding_value
+            is_disjunction = isinstance(condition.op, ast.Or)
+            if is_disjunction in operand_truths:
+                return is_disjunction
             if None in operand_truths:
                 return None
-            return not deciding_value
+            return not is_disjunction
         if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
             operand_truth = self.truth_of(condition.operand, variables, configs_by_variable)
             return None if operand_truth is None else not operand_truth

@@ -136,8 +136,10 @@ def launch_of(
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         shell_script = read_script(file_text, name_in_errors, shell_variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", file_text, re.MULTILINE)
-        batch = [command_word for option_words in sbatch_options for command_word in option_words if command_word]
-        return _read_script(shell_script, launch_source, batch, options)
+        sbatch_words = [
+            command_word for option_words in sbatch_options for command_word in option_words if command_word
+        ]
+        return _read_script(shell_script, launch_source, sbatch_words, options)
     if shell_variables or arguments:
         typed_word = next(iter(shell_variables or arguments))
         raise InputError(
@@ -197,12 +199,12 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             f"in --launch '{source_file.where} --model_name_or_path … --per_device_train_batch_size …', or the script "
             "or YAML file that has them"
         )
-    known_titles = ", ".join(
+    known_titles_text = ", ".join(
         file.title for file in launch_file_kinds() if file.read_python is not None and file not in REFUSED
     )
     raise InputError(
         f"{source_file.where}: a Python file of no program that is read (it is never run); expected "
-        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles}{SERVER_FILES}"
+        f"{_training_loop_advice(file_text)}, or the script that starts it, or {known_titles_text}{SERVER_FILES}"
     )
 
 
@@ -304,11 +306,11 @@ def _parse_table(file_text: str, file_path: str) -> Mapping[str, Any]:
 
 
 def _read_script(
-    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+    script: ShellScript, source_file: LaunchSource, sbatch_words: list[str], options: Mapping[str, Any]
 ) -> Launch:
     """Returns the training run of a shell script. An error names script arguments that were not typed."""
     try:
-        return _read_training_command(script, source_file, batch, options)
+        return _read_training_command(script, source_file, sbatch_words, options)
     except InputError as error:
         error_text = str(error)
         if not script.missing_argument or "known only when" not in error_text or "is argument " in error_text:
@@ -320,7 +322,7 @@ def _read_script(
 
 
 def _read_training_command(
-    script: ShellScript, source_file: LaunchSource, batch: list[str], options: Mapping[str, Any]
+    script: ShellScript, source_file: LaunchSource, sbatch_words: list[str], options: Mapping[str, Any]
 ) -> Launch:
     name_in_errors = source_file.where
     script = replace(
@@ -338,7 +340,7 @@ def _read_training_command(
             **script.env(),
             **{variable: env_value for variable, env_value in command_env.items() if not is_unresolved(env_value)},
         }
-        launcher_words = [*batch, *command_line.launcher]
+        launcher_words = [*sbatch_words, *command_line.launcher]
         starts_on_all_devices = starts_on_every_device(command_line)
         world_size = source_file.world_size or process_count(
             launcher_words, source_env, counts_processes=not starts_on_all_devices
@@ -433,22 +435,22 @@ def _read_by_arguments(
     unresolved_words = (
         (command.line, word) for command in start_commands for word in command.words if is_unresolved(word)
     )
-    word_number, unresolved_word = next(unresolved_words, (0, ""))
-    reason_text = f" (line {word_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
+    line_number, unresolved_word = next(unresolved_words, (0, ""))
+    reason_text = f" (line {line_number}: {unresolved_reason(unresolved_word)})" if unresolved_word else ""
     programs_with_lines = dict.fromkeys(f"{command.program} (line {command.line})" for command in command_lines)
-    runs_programs = (
+    programs_text = (
         f"; it runs {', '.join(map(printable, list(programs_with_lines)[:4]))}" if programs_with_lines else ""
     )
     if not command_lines and not unresolved_word:
         other_commands = [f"{printable(' '.join(command.words[:2]), 40)} (line {command.line})" for command in commands]
-        runs_commands = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
+        commands_text = f"; it runs {', '.join(other_commands[:4])}" if other_commands else ""
         raise InputError(
-            f"{name_in_errors}: no command trains a model{runs_commands}; expected one that does, such as "
+            f"{name_in_errors}: no command trains a model{commands_text}; expected one that does, such as "
             f"torchrun train.py …, or {SETTINGS_ADVICE}{SERVER_FILES}"
         )
-    known_programs = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
+    program_names = " or ".join(file_kind.arguments_of for file_kind in argument_readers)
     raise InputError(
-        f"{name_in_errors}: no command runs with arguments of {known_programs}{reason_text}{runs_programs}; expected "
+        f"{name_in_errors}: no command runs with arguments of {program_names}{reason_text}{programs_text}; expected "
         f"{SETTINGS_ADVICE}, or {launch_file_titles()}{SERVER_FILES}"
     )
 
@@ -482,24 +484,24 @@ def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> C
     for program_command in program_commands:
         for variable, loop_value in program_command.loop_values:
             loop_values_by_variable.setdefault(variable, []).append(loop_value)
-    loop_values_of_variable = {
+    distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {variable: values for variable, values in loop_values_of_variable.items() if len(values) > 1}
-    line_numbers = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
+    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
+    line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
-        pinned_variables = " ".join(
+        assignments_text = " ".join(
             f"{variable}={printable(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
-        loop_ranges = "; ".join(
+        loop_texts = "; ".join(
             f"{variable}: {', '.join(map(printable, loop_values[:6]))}"[:120]
             for variable, loop_values in varying_loops.items()
         )
         raise InputError(
-            f"{name_in_errors}: a loop trains several times (line {line_numbers}; {loop_ranges}); expected one of "
-            f"them, as in --launch '{pinned_variables} {name_in_errors}'"
+            f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loop_texts}); expected one of "
+            f"them, as in --launch '{assignments_text} {name_in_errors}'"
         )
-    raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers}); expected one")
+    raise InputError(f"{name_in_errors}: several commands train (lines {line_numbers_text}); expected one")
 
 
 def _read_config(
@@ -551,7 +553,7 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 
 
 def _program_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
-    """Returns the commands that start Python or a known program, with the launcher that the program itself starts."""
+    """Returns the commands that start Python or a known program, with the launcher that the program starts."""
     program_lines = [program_line for command in commands if (program_line := command_line(command)) is not None]
     return [
         line if (file_kind := _kind_with_launcher(line)) is None else file_kind.with_launcher(line)
@@ -636,16 +638,20 @@ def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str
     for option, option_value in pairwise([*launcher, ""]):
         if option.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option.partition("=")[2] or option_value).rpartition(":")[2]
-    listed_devices = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
-    visible_count = devices_of_machine(launcher) if listed_devices is None else len(devices_text.strip(",").split(","))
+    device_list_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    visible_count = (
+        devices_of_machine(launcher) if device_list_match is None else len(devices_text.strip(",").split(","))
+    )
     if visible_count is None:
         return None
-    machines_texts = [
+    machine_count_texts = [
         environment.get("NNODES", ""),
         *(count_text for count_kind, count_text in _launcher_counts(launcher) if count_kind == "machines"),
     ]
-    machines = [int(count_text) for count_text in machines_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)]
-    return visible_count * (machines[-1] if machines else 1)
+    machine_counts = [
+        int(count_text) for count_text in machine_count_texts if re.fullmatch(r"[1-9][0-9]{0,5}", count_text)
+    ]
+    return visible_count * (machine_counts[-1] if machine_counts else 1)
 
 
 def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:

@@ -140,8 +140,8 @@ class Launch:
         if self.logits_per_chunk is None or self.settings.get("cross_entropy") != "chunked":
             return self
         tokens = self.settings.get("batch", 1) * self.settings.get("seq", 1)
-        least_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
-        chunk_count = 1 if least_chunks <= 1 else 4 * ceil_div(least_chunks, 4)
+        fewest_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
+        chunk_count = 1 if fewest_chunks <= 1 else 4 * ceil_div(fewest_chunks, 4)
         return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
 
     def data(self) -> dict[str, Any]:
@@ -220,12 +220,12 @@ class LaunchSource:
         """Returns advice on how to state the number of devices, with the script's unset variables."""
         if not self.unset_count_variables:
             return "--devices says another number"
-        variable_names = ", ".join(self.unset_count_variables)
-        typed_counts = " ".join(
+        variable_names_text = ", ".join(self.unset_count_variables)
+        assignments_text = " ".join(
             f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
         )
-        typed_launch = f"--launch '{typed_counts} FILE'"
-        return f"{variable_names} of the launcher is not set: --devices, or {typed_launch}, says another number"
+        typed_launch = f"--launch '{assignments_text} FILE'"
+        return f"{variable_names_text} of the launcher is not set: --devices, or {typed_launch}, says another number"
 
 
 class CommandLine(NamedTuple):
@@ -533,8 +533,8 @@ class LaunchReader:
 
     def refuse_groups(self, config: Table) -> None:
         """Records as unknown the sizes above 1 in `parallelism_config`, for a run without FSDP."""
-        for group_size, ranks in self.table(config, "parallelism_config").items():
-            if str(group_size).endswith("_size") and ranks not in (None, 1):
+        for group_size, rank_count in self.table(config, "parallelism_config").items():
+            if str(group_size).endswith("_size") and rank_count not in (None, 1):
                 self.unknown[f"parallelism_config.{group_size}"[:100]] = "groups of ranks are modelled with FSDP alone"
 
     def frozen_model_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:

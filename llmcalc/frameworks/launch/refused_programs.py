@@ -194,7 +194,7 @@ REFUSED_TEXTS = {
 
 
 def refuse_text(file_text: str, name_in_errors: str) -> None:
-    """Raises `InputError` if a line of a text says that it is a config of a program that is refused."""
+    """Raises `InputError` if a line of a text shows a config of a program that llmcalc refuses."""
     for program, text_pattern in REFUSED_TEXTS.items():
         if text_pattern.search(file_text) is not None:
             raise InputError(

@@ -186,7 +186,7 @@ class WordReader:
     def read_pieces(self) -> list[tuple[str, bool]]:
         """Reads and returns the pieces of a word: (text, whether spaces in the text split the word)."""
         word_pieces: list[tuple[str, bool]] = []
-        letter_count, counted_pieces = 0, 0
+        letter_count, counted_piece_count = 0, 0
         while self.at < len(self.text):
             character = self.text[self.at]
             if self.is_at_placeholder():
@@ -217,8 +217,8 @@ class WordReader:
                 word_pieces.append((expanded_text.replace(ITEM, " "), True))
             else:
                 word_pieces.append(self.read_plain_text(_PLAIN))
-            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_pieces:])
-            counted_pieces = len(word_pieces)
+            letter_count += sum(len(expanded_text) for expanded_text, _ in word_pieces[counted_piece_count:])
+            counted_piece_count = len(word_pieces)
             if letter_count > LONGEST_VALUE:
                 raise self.error(f"a word grows too long; expected at most {LONGEST_VALUE:,} letters")
         return word_pieces

@@ -39,10 +39,10 @@ def slurm_variables(script_text: str) -> dict[str, str]:
         task_number_match = NUMBER.fullmatch(option_value)
         if task_number_match is not None:
             variables |= dict.fromkeys(VARIABLES.get(option_name, ()), task_number_match[1])
-    nodes, tasks = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
-    if nodes is not None and tasks is not None:
-        task_count = str(int(nodes) * int(tasks))
-        variables = {"SLURM_NTASKS": task_count, "SLURM_NPROCS": task_count, **variables}
+    node_count_text, tasks_per_node_text = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
+    if node_count_text is not None and tasks_per_node_text is not None:
+        task_count_text = str(int(node_count_text) * int(tasks_per_node_text))
+        variables = {"SLURM_NTASKS": task_count_text, "SLURM_NPROCS": task_count_text, **variables}
     return variables
 
 

@@ -189,9 +189,9 @@ def _read_arguments(reader: LaunchReader, config: Table) -> Launch:
     config = without_script_arguments(reader, config)
     reader.check_names(config, known_argument_names(), TRAINER_IGNORED)
     run_settings = trainer_settings(reader, config)
-    precision, is_published = weight_formats(reader, config)
+    format_settings, is_published = weight_formats(reader, config)
     _add_data_parallel_note(reader)
-    return trainer_launch(reader, config, run_settings | precision, has_published_weights=is_published)
+    return trainer_launch(reader, config, run_settings | format_settings, has_published_weights=is_published)
 
 
 PLAIN_PYTHON = ((), ("python",), ("python3",))
@@ -210,7 +210,7 @@ def _add_data_parallel_note(reader: LaunchReader) -> None:
 
 
 def keeps_published_weights(launched_run: Launch, config: Table) -> bool:
-    """Whether weights keep the checkpoint's number format, as those of dtype `auto` without a framework do."""
+    """Whether weights keep the checkpoint's number format, such as with dtype `auto` and no framework."""
     has_automatic_dtype = config.get("dtype") == "auto" and launched_run.framework == WITHOUT_A_NAME
     return has_automatic_dtype or launched_run.published_weights
 
@@ -538,7 +538,7 @@ def trainer_kernels(
     uses_checkpointing = reader.flag(config, "gradient_checkpointing", default_values["gradient_checkpointing"])
     if uses_checkpointing or reader.flag(config, "activation_checkpointing"):
         argument_names = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
-        ckpt_kwargs = next(
+        checkpointing_arguments = next(
             (
                 checkpointing_kwargs
                 for argument in argument_names
@@ -546,7 +546,7 @@ def trainer_kernels(
             ),
             {},
         )
-        is_reentrant = ckpt_kwargs.get("use_reentrant", default_values["use_reentrant"])
+        is_reentrant = checkpointing_arguments.get("use_reentrant", default_values["use_reentrant"])
         kernel_settings["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
     if config.get("attn_implementation") is not None:
         kernel_settings |= attention_settings(reader, "attn_implementation", config["attn_implementation"])

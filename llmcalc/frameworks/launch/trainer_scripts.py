@@ -106,17 +106,17 @@ def _flash_attention_argument(is_flash: bool) -> dict[str, Any]:
 
 
 def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    stored_in = str(config.get("bnb_4bit_quant_storage_dtype", "uint8"))
+    storage_format = str(config.get("bnb_4bit_quant_storage_dtype", "uint8"))
     is_4_bit = reader.flag(config, "use_4bit_quantization")
     arguments: dict[str, Any] = {
-        "dtype": stored_in if is_4_bit and stored_in in ("bfloat16", "float16") else "float32",
+        "dtype": storage_format if is_4_bit and storage_format in ("bfloat16", "float16") else "float32",
         **_flash_attention_argument(reader.flag(config, "use_flash_attn")),
     }
     if reader.flag(config, "gradient_checkpointing"):
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reader.flag(config, "use_reentrant")}
     if reader.flag(config, "use_peft_lora"):
-        modules = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
-        arguments |= _adapter_arguments(reader, config, 64, modules, "0.1")
+        target_modules_text = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
+        arguments |= _adapter_arguments(reader, config, 64, target_modules_text, "0.1")
     bits = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
     return arguments | _quantization_arguments(reader, bits, reader.flag(config, "use_nested_quant"))
 

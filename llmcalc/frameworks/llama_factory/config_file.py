@@ -164,9 +164,9 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= pair_settings(reader, "reward", run_settings, computes_logits=True)
             reader.notes.append("the head of rewards is left out, one row of the output head's width")
         elif training_stage == "dpo":
-            loss = str(reader.value(config, "pref_loss", "sigmoid"))
-            run_settings |= pair_settings(reader, loss, run_settings, _reference_model(config))
-            if loss not in LOSSES_WITHOUT_REFERENCE:
+            loss_name = str(reader.value(config, "pref_loss", "sigmoid"))
+            run_settings |= pair_settings(reader, loss_name, run_settings, _reference_model(config))
+            if loss_name not in LOSSES_WITHOUT_REFERENCE:
                 has_frozen_copy = isinstance(reader.frozen, FrozenModel)
                 reader.frozen = (
                     replace(_reference_model(config), loss=POLICY_LOGITS) if has_frozen_copy else POLICY_LOGITS
@@ -302,10 +302,10 @@ def _low_rank_optimizer(
         ):
             reader.unknown[f"{argument_prefix}_{argument_name}"] = f"{modelled_value} alone is modelled"
     reader.filled_in.pop("optim", None)
-    rank = reader.integer(config, f"{argument_prefix}_rank", 16)
-    if rank > LARGEST_RANK:
-        raise reader.wrong(f"{argument_prefix}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
-    settings: dict[str, Any] = {"optimizer": f"{argument_prefix}-r{rank}", "optimizer_impl": "loop"}
+    low_rank = reader.integer(config, f"{argument_prefix}_rank", 16)
+    if low_rank > LARGEST_RANK:
+        raise reader.wrong(f"{argument_prefix}_rank", f"{low_rank:,}; expected at most {LARGEST_RANK:,}")
+    settings: dict[str, Any] = {"optimizer": f"{argument_prefix}-r{low_rank}", "optimizer_impl": "loop"}
     if reader.flag(config, f"{argument_prefix}_layerwise"):
         for argument_name, written_count in (
             ("gradient_accumulation_steps", run_settings["num_microbatches"]),

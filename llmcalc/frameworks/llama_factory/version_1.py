@@ -47,9 +47,9 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("cp_mode") not in (None, "ulysses"):
             reader.unknown["cp_mode"] = f"{shown(config['cp_mode'])[:60]} is not modelled; ulysses is"
         sequence_ranks = reader.sequence_ranks(config, "cp_size", world_size)
-        for size_name, ranks in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
-            if config.get(size_name) not in (None, ranks):
-                reader.unknown[size_name] = f"it is modelled as {ranks}"
+        for size_name, rank_count in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
+            if config.get(size_name) not in (None, rank_count):
+                reader.unknown[size_name] = f"it is modelled as {rank_count}"
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
         batch = reader.integer(config, "micro_batch_size", 1)
         sequences_at_once = batch * world_size // sequence_ranks

@@ -231,12 +231,12 @@ def argument_pairs(arguments_text: str) -> dict[str, Any]:
 
 def _container_text(arguments_text: str, container_start: int) -> str:
     """Returns the text of a list or table from its opening to its closing bracket; empty if it is not closed."""
-    depth = 0
+    bracket_depth = 0
     for bracket_match in _BRACKET_OR_QUOTED.finditer(arguments_text, container_start):
-        depth += (bracket_match[0] in "[{(") - (bracket_match[0] in "]})")
-        if depth == 0:
+        bracket_depth += (bracket_match[0] in "[{(") - (bracket_match[0] in "]})")
+        if bracket_depth == 0:
             return arguments_text[container_start : bracket_match.end()]
-        if depth > DEEPEST_CONTAINER:
+        if bracket_depth > DEEPEST_CONTAINER:
             break
     return ""
 

@@ -32,14 +32,14 @@ _MODELS_IN_MEMORY = re.compile(
 
 
 def _error_of_unknown_log(file_name: str, log_text: LogText) -> InputError:
-    """Returns the error for a log of which no line is known. The table of `ollama ps` is answered with a command."""
-    table = _MODELS_IN_MEMORY.search(log_text.text)
-    if table is None:
+    """Returns the error for a log without a known line. For the table of `ollama ps` the error names a command."""
+    table_match = _MODELS_IN_MEMORY.search(log_text.text)
+    if table_match is None:
         return InputError(f"{file_name}: no line is known; expected {EXPECTED_LOGS}")
-    length = f" --num-ctx {table['tokens']}" if table["context"] and table["tokens"] else ""
+    length_flag = f" --num-ctx {table_match['tokens']}" if table_match["context"] and table_match["tokens"] else ""
     return InputError(
         f"{file_name}: the table of ollama ps has one size of a model and no terms; expected the log of ollama serve, "
-        f"or llmcalc memory {table['model']} --engine ollama{length} --hardware NAME, which counts them"
+        f"or llmcalc memory {table_match['model']} --engine ollama{length_flag} --hardware NAME, which counts them"
     )
 
 

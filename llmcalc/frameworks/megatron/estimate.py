@@ -104,14 +104,16 @@ class StageRun:
         start_bytes = memory_meter.now
         memory_meter.restart()
         chunk_input, forward_output = self._run_forward()
-        saved_bytes, forward = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
+        saved_bytes, forward_visits = memory_meter.now - start_bytes, memory_meter.pass_visits(start_bytes)
         memory_meter.restart()
         rank_run.backward(chunk_input, forward_output, None if stage_chunk.is_last else rank_run.receive_gradient())
-        backward = memory_meter.pass_visits(start_bytes)
+        backward_visits = memory_meter.pass_visits(start_bytes)
         del chunk_input, forward_output
         remaining_bytes = memory_meter.now - self._set_up_bytes + self.buffer_meter.now
-        pass_bytes = _micro_batch_bytes(saved_bytes, forward, backward, remaining_bytes)
-        self._latest = (saved_bytes, remaining_bytes, forward, backward) if memory_meter.now == start_bytes else None
+        pass_bytes = _micro_batch_bytes(saved_bytes, forward_visits, backward_visits, remaining_bytes)
+        self._latest = (
+            (saved_bytes, remaining_bytes, forward_visits, backward_visits) if memory_meter.now == start_bytes else None
+        )
         return pass_bytes
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
@@ -122,12 +124,12 @@ class StageRun:
         """
         if self._latest is None or self.layers.stack is None:
             return None
-        saved_bytes, remaining_bytes, forward, backward = self._latest
-        shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
+        saved_bytes, remaining_bytes, forward_visits, backward_visits = self._latest
+        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.layers.stack)
         if shorter_passes is None:
             return None
-        forward, backward, repeat_bytes = shorter_passes
-        work_units = forward.work_units + backward.work_units
+        forward_visits, backward_visits, repeat_bytes = shorter_passes
+        work_units = forward_visits.work_units + backward_visits.work_units
         if self._first_pass.visits and not self.layers.has_one_kind:  # a shorter run of its own has fewer dispatchers
             shorter_first_pass = forward_without_repeat(self._first_pass, self.layers.stack)
             if shorter_first_pass is None:
@@ -136,7 +138,7 @@ class StageRun:
             work_units += first_pass.work_units
             remaining_bytes -= dispatcher_bytes
         EFFORT.units += work_units
-        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward, remaining_bytes)
+        return _micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits, remaining_bytes)
 
 
 def _micro_batch_bytes(

@@ -103,7 +103,7 @@ class ShardedWeights:
         self.gradient_bytes = MAIN_BYTES if has_fp32_gradients else 2
         self.only_layers_prefetch = _is_version_since(settings, ONLY_LAYERS_PREFETCH)
         self.outer_weights_stay = _is_version_since(settings, OUTER_WEIGHTS_STAY)
-        layers = {bucket.layer_index for bucket in self.buckets} - {None}
+        layer_indices = {bucket.layer_index for bucket in self.buckets} - {None}
         layer_elements = sum(
             parameter.size
             for bucket in self.buckets
@@ -111,7 +111,7 @@ class ShardedWeights:
             for parameter in bucket.parameters
         )
         self.queue_elements = settings.suggested_communication_unit_size or max(
-            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layers)))
+            QUEUE_ELEMENTS, 2 * (layer_elements // max(1, len(layer_indices)))
         )
         self.waiting_buckets: list[ShardedBucket] = []
         self.shard_storages: list[Storage] = []
@@ -159,13 +159,13 @@ class ShardedWeights:
             next_positions = (
                 range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
-            elements_ahead = 0
+            prefetched_elements = 0
             for i in next_positions:
-                if elements_ahead >= self.queue_elements // 2:
+                if prefetched_elements >= self.queue_elements // 2:
                     break
                 if i not in bucket_indices:
                     bucket_indices.append(i)
-                    elements_ahead += self.buckets[i].element_count
+                    prefetched_elements += self.buckets[i].element_count
         with allocate_on_stream(self.meter, GATHER_STREAM):
             for i in sorted(bucket_indices):
                 if self.buckets[i].weights is None:

@@ -496,8 +496,8 @@ def options_of_arguments(settings: MegatronSettings) -> dict[str, Any]:
         command_settings["momentum"] = settings.sgd_momentum != 0
     if settings.use_precision_aware_optimizer and settings.exp_avg_dtype == settings.exp_avg_sq_dtype:
         command_settings["optimizer_dtype"] = FORMATS[settings.exp_avg_dtype]
-    every_layer = settings.recompute_method in (None, "uniform") and (settings.recompute_num_layers or 1) == 1
-    if settings.recompute_mode == "full" and every_layer:
+    recomputes_all_layers = settings.recompute_method in (None, "uniform") and (settings.recompute_num_layers or 1) == 1
+    if settings.recompute_mode == "full" and recomputes_all_layers:
         command_settings["recompute"] = "full"
     elif settings.recompute_mode == "selective" and settings.recomputed_modules == ("core_attn",):
         command_settings["recompute"] = "attention"

@@ -43,7 +43,7 @@ def pack_buffer(
     shard_count = layout.expert_shards if is_expert else layout.shards
     bucket_divisor = math.lcm(shard_count, BUCKET, BUSBW if settings.ddp_pad_buckets_for_high_nccl_busbw else 1)
     shard_multiple = math.lcm(ALIGNED, bucket_divisor // shard_count)
-    bucket_list: list[ElementRange] = []
+    buckets: list[ElementRange] = []
     tensor_ranges: dict[int, tuple[ElementRange, int]] = {}
     shard_costs = [0] * shard_count
 
@@ -65,26 +65,26 @@ def pack_buffer(
             tensor_placements.append((parameter, shard_index, start_in_shard))
             shard_ends[shard_index] = start_in_shard + parameter.size
             shard_costs[shard_index] += _orthogonalization_cost(parameter)
-        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), bucket_list[-1].end if bucket_list else 0
+        shard_width, bucket_start = round_up(max(shard_ends), shard_multiple), buckets[-1].end if buckets else 0
         for parameter, shard_index, start_in_shard in tensor_placements:
             start_in_buffer = bucket_start + shard_index * shard_width + start_in_shard
             tensor_ranges[id(parameter.tensor)] = (
                 ElementRange(start_in_buffer, start_in_buffer + parameter.size),
-                len(bucket_list),
+                len(buckets),
             )
-        bucket_list.append(ElementRange(bucket_start, bucket_start + shard_count * shard_width))
+        buckets.append(ElementRange(bucket_start, bucket_start + shard_count * shard_width))
 
     pending_parameters: list[Parameter] = []
     shard_loads, largest_load = [0] * shard_count, 0
     for parameter in reversed(parameters):
         if bucket_limit is not None and pending_parameters:
-            padding_suffices = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
+            fits_in_padding = round_up(min(shard_loads), ALIGNED) + parameter.size <= round_up(
                 max(shard_loads), shard_multiple
             )
             is_bucket_full = sum(parameter.size for parameter in pending_parameters) >= max(
                 bucket_limit, int(shard_count * largest_load * FULL)
             )
-            if is_bucket_full and not padding_suffices:
+            if is_bucket_full and not fits_in_padding:
                 emit_bucket(pending_parameters)
                 pending_parameters, shard_loads, largest_load = [], [0] * shard_count, 0
         emptiest_shard = min(range(shard_count), key=lambda i: shard_loads[i])
@@ -93,7 +93,7 @@ def pack_buffer(
         largest_load = max(largest_load, parameter.size)
     emit_bucket(pending_parameters)
     return GradientBuffer(
-        parameters, is_expert, shard_count, bucket_list[-1].end, bucket_list, tensor_ranges, has_unsplit_parameters=True
+        parameters, is_expert, shard_count, buckets[-1].end, buckets, tensor_ranges, has_unsplit_parameters=True
     )
 
 
@@ -135,12 +135,12 @@ def updates_in_rank_order(
     rank_parameters: list[Parameter] = []
     gathered_elements: list[int] = []
     for is_expert in (False, True):
-        ranks, rank_in_group = (
+        rank_count, rank_in_group = (
             (layout.expert_dp, rank_coordinates.edp)
             if is_expert
             else (layout.dp * layout.cp, rank_coordinates.dp * layout.cp + rank_coordinates.cp)
         )
-        rank_order = [*range(ranks), *reversed(range(ranks))]
+        rank_order = [*range(rank_count), *reversed(range(rank_count))]
         parameters = [
             parameter for buffer in buffers if buffer.is_expert is is_expert for parameter in buffer.parameters
         ]
@@ -153,7 +153,7 @@ def updates_in_rank_order(
             for i, parameter in enumerate(ordered_parameters)
             if rank_order[i % len(rank_order)] == rank_in_group
         ]
-        if ranks > 1 and parameters:
+        if rank_count > 1 and parameters:
             gathered_elements.append(sum(parameter.size for parameter in parameters))
     rank_parameters.sort(key=lambda parameter: not is_updated_by_muon(parameter))
     return [

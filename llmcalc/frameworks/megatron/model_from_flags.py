@@ -388,15 +388,15 @@ def _t5_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a T5."""
     network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
     layer = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
-    relative_bias: Table = {}
+    relative_bias_table: Table = {}
     if settings.position_type == "relative":
-        relative_bias = {
+        relative_bias_table = {
             "relative_bias": {
                 "relative_attention_num_buckets": settings.relative_attention_num_buckets,
                 "relative_attention_max_distance": settings.relative_attention_max_distance,
             }
         }
-    stack_fields: Table = {"final_norm": _norm_table(settings), **relative_bias}
+    stack_fields: Table = {"final_norm": _norm_table(settings), **relative_bias_table}
     return {
         "encoder": {"num_hidden_layers": settings.layers, "block": layer, **stack_fields, **_position_fields(settings)},
         "decoder": {

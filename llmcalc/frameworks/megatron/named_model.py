@@ -113,11 +113,11 @@ def host_optimizer_settings(
 
     name_prefix: what stands before the arguments' names. default_fraction: the share of states without an argument.
     """
-    is_on_host, argument_name = (f"{name_prefix}{argument_name}" for argument_name in HOST_OPTIMIZER)
-    if not reader.flag(config, is_on_host):
+    offload_argument, fraction_argument = (f"{name_prefix}{fraction_argument}" for fraction_argument in HOST_OPTIMIZER)
+    if not reader.flag(config, offload_argument):
         return {}
-    if share_of(reader, argument_name, config, default_fraction) != 1:
-        reader.unknown[argument_name] = "states on the device beside those on the host are not modelled; 1 is"
+    if share_of(reader, fraction_argument, config, default_fraction) != 1:
+        reader.unknown[fraction_argument] = "states on the device beside those on the host are not modelled; 1 is"
     return {"optimizer_offload": True}
 
 
@@ -249,8 +249,8 @@ def _flex_backend(reader: LaunchReader, parallel_run: MegatronRun) -> str:
         return ""
     backend = str(parallel_run.dispatcher_backend or "deepep")
     if parallel_run.dispatcher != "flex" or backend not in ("hybridep", "deepep"):
-        written = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
-        reader.unknown["moe_token_dispatcher_type"] = f"{written[:60]} is not modelled; alltoall and flex are"
+        dispatcher_text = f"flex by {backend}" if parallel_run.dispatcher == "flex" else str(parallel_run.dispatcher)
+        reader.unknown["moe_token_dispatcher_type"] = f"{dispatcher_text[:60]} is not modelled; alltoall and flex are"
         return ""
     if backend == "deepep" and parallel_run.ep > 1:
         reader.notes.append("DeepEP: experts' tokens are counted as alltoall's, without DeepEP's own buffers")

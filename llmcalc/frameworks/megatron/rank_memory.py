@@ -133,10 +133,10 @@ def passes_key(rank_run: RankRun) -> tuple[object, ...]:
         for stage in chunk_stages
     )
     if any(rank_run.rank_choices.bf16_layers):
-        layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+        first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     else:
-        layers_before = []
-    return rank_coordinates, *stage_layers, *layers_before
+        first_layer_indices = []
+    return rank_coordinates, *stage_layers, *first_layer_indices
 
 
 def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
@@ -154,10 +154,10 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         recorded_chunks = record_chunks(spec, settings, rank, is_last_stage, splits_by_previous)
         if recorded_chunks is not None:
             pass_traces, chunk_records = recorded_chunks
-            layers_before = [model_chunk.layers_before for model_chunk in chunk_records]
+            first_layer_indices = [model_chunk.layers_before for model_chunk in chunk_records]
             return RecordedRank(
                 pass_traces,
-                layers_before,
+                first_layer_indices,
                 [model_chunk.parameters for model_chunk in chunk_records],
                 splits_by_previous,
             )
@@ -166,8 +166,10 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         pass_traces = record_passes(rank_run, recorder, is_last_stage, splits_by_previous).traces()
     except NotRepeatingError:
         return RecordedRank(None, (), ())
-    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
-    return RecordedRank(pass_traces, layers_before, [chunk.parameters for chunk in rank_run.chunks], splits_by_previous)
+    first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    return RecordedRank(
+        pass_traces, first_layer_indices, [chunk.parameters for chunk in rank_run.chunks], splits_by_previous
+    )
 
 
 def steps_key(rank_run: RankRun, memory_meter: EventMeter) -> tuple[object, ...]:

@@ -96,7 +96,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
-        (chunk_number, *key): steps for (_, *key), steps in pass_trace.releases_of_other_passes.items()
+        (chunk_number, *key): release_steps for (_, *key), release_steps in pass_trace.releases_of_other_passes.items()
     }
     return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
@@ -159,7 +159,7 @@ def _recorded_chunk(
     rank_run: RankRun,
     chunk_number: int,
     is_interleaved: bool,
-    splits_by_previous: bool,
+    distinguishes_previous_pass: bool,
 ) -> RecordedChunk:
     """Returns a recorded chunk of a rank, from a cache. is_interleaved: whether passes alternate."""
     model_chunk = rank_run.chunks[chunk_number]
@@ -172,9 +172,9 @@ def _recorded_chunk(
         workspace_bytes,
         layers_before,
         is_interleaved,
-        splits_by_previous,
+        distinguishes_previous_pass,
     )
-    cache_key = recorded_step_microbatches(rank_run.microbatches, splits_by_previous), chunk_key
+    cache_key = recorded_step_microbatches(rank_run.microbatches, distinguishes_previous_pass), chunk_key
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
@@ -183,7 +183,7 @@ def _recorded_chunk(
                 recording_run = RankRun(spec, settings, rank, EventRecorder())
                 recorded_chunk = recording_run.chunks[chunk_number]
                 _chunks[cache_key] = _record_chunk(
-                    recording_run, recorded_chunk, layer_stacks, is_interleaved, splits_by_previous
+                    recording_run, recorded_chunk, layer_stacks, is_interleaved, distinguishes_previous_pass
                 )
                 break
             except NotRepeatingError:
@@ -222,7 +222,7 @@ def _record_chunk(
     layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
     Raises `NotRepeatingError` if the repeats of a stack differ.
     """
-    rank_run.chunks, model_chunk.chunk_index, units_before = [model_chunk], 0, EFFORT.units
+    rank_run.chunks, model_chunk.chunk_index, effort_before = [model_chunk], 0, EFFORT.units
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
@@ -254,7 +254,7 @@ def _record_chunk(
             for tensor_name, tensor_blocks in shared_blocks.items()
         },
         frozenset(tensor_name for tensor_name, numbers in storages.items() if numbers[0] in forward_storages),
-        EFFORT.subtract_work_since(units_before),
+        EFFORT.subtract_work_since(effort_before),
     )
 
 

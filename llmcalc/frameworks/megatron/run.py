@@ -46,13 +46,13 @@ def check(memory_estimate: Memory, version_text: str) -> None:
 def document(training_run: RunOnRanks) -> Mapping[str, Any]:
     """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
     settings = settings_on(training_run, training_run.memory.cuda_runtime)
-    loss, weights = choose_loss_implementation(settings), training_run.memory.states.dtype
+    loss_implementation, weight_dtype = choose_loss_implementation(settings), training_run.memory.states.dtype
     return {
-        "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weights},
+        "workload": {"grad_dtype": "float32" if settings.reduces_in_fp32 else weight_dtype},
         "execution": {
             "norm": "fused",
             "optimizer_impl": "fused",
-            "cross_entropy": CROSS_ENTROPIES[loss],
-            "logits_dtype": weights if loss == "te" else "float32",
+            "cross_entropy": CROSS_ENTROPIES[loss_implementation],
+            "logits_dtype": weight_dtype if loss_implementation == "te" else "float32",
         },
     }

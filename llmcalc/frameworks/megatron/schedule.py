@@ -238,20 +238,20 @@ class InterleavedSchedule:
             forward_output = None
         receives_input, next_chunk = self.next_received(forward_step, True)
         receives_input = receives_input and slot_number != self.remaining - 1
-        buffered_outputs = len(self.forward_buffer)
-        self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives_input else None
+        buffer_length = len(self.forward_buffer)
+        self.forward_buffer[forward_step % buffer_length] = rank.receive_hidden() if receives_input else None
         if receives_input:
-            self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
-            self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
+            self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffer_length])
+            self.forward_buffer[(forward_step + 1) % buffer_length] = None
         self.input_gradient = self.backward(slot_number)
         if self.is_first(self.chunk_of_slot(slot_number, False)):
             self.input_gradient = None
         receives_gradient, gradient_chunk = self.next_received(slot_number, False)
-        buffered_outputs = len(self.backward_buffer)
-        self.backward_buffer[slot_number % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
+        buffer_length = len(self.backward_buffer)
+        self.backward_buffer[slot_number % buffer_length] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[slot_number % buffered_outputs])
-            self.backward_buffer[(slot_number + 1) % buffered_outputs] = None
+            self.gradients[gradient_chunk].append(self.backward_buffer[slot_number % buffer_length])
+            self.backward_buffer[(slot_number + 1) % buffer_length] = None
         self.output = forward_output
 
     def _cool_down(self, slot_number: int) -> None:

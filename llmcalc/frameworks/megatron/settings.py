@@ -450,10 +450,10 @@ class MegatronSettings(MegatronArguments):
                 )
             if self.moe_router_topk > self.num_experts:
                 self._reject_value("moe_router_topk", f"at most --num-experts {self.num_experts}")
-            group_count, selected_groups = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
+            group_count, selected_group_count = self.moe_router_num_groups or 1, self.moe_router_group_topk or 1
             if self.num_experts % group_count:
                 self._reject_value("moe_router_num_groups", f"a divisor of --num-experts {self.num_experts}")
-            if not group_count >= selected_groups >= self.moe_router_topk * group_count / self.num_experts:
+            if not group_count >= selected_group_count >= self.moe_router_topk * group_count / self.num_experts:
                 least_groups = -(-self.moe_router_topk * group_count // self.num_experts)
                 self._reject_value(
                     "moe_router_group_topk", f"{least_groups} to {group_count} of --moe-router-num-groups {group_count}"
@@ -474,21 +474,21 @@ class MegatronSettings(MegatronArguments):
         longest_sequence = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest_sequence:
             self._reject_value("max_position_embeddings", f"at least {longest_sequence}, the longest sequence")
-        for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
-            if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
+        for token_count in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
+            if token_count // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise ImpossibleLayout(
-                    f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
+                    f"--sequence-parallel: --tp {self.tp} does not divide {token_count // self.cp} tokens; "
                     "expected a multiple"
                 )
 
     def _check_context(self) -> None:
         """Raises `InputError` for sizes that context-parallel ranks do not divide."""
         sequence_part_count = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
-        for argument_name, tokens in (
+        for argument_name, token_count in (
             ("seq_length", self.tokens),
             ("decoder_seq_length", self.decoder_seq_length or 0),
         ):
-            if self.cp > 1 and tokens % sequence_part_count:
+            if self.cp > 1 and token_count % sequence_part_count:
                 self._reject_value(argument_name, f"a multiple of 2 · context-parallel size = {sequence_part_count}")
         heads = self.num_attention_heads or 1, self.num_attention_heads if self.is_latent else self.query_groups
         if "a2a" in self.cp_comm_type[:1]:

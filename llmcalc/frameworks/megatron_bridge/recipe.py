@@ -284,7 +284,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
-    fuses = config_value("model.bias_activation_fusion")
+    fusion = config_value("model.bias_activation_fusion")
     parallel_run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -315,7 +315,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
             config_value("model.cross_entropy_loss_fusion", True) is True,
             config_value("model.cross_entropy_fusion_impl", "native"),
         ),
-        fuses_activation=BRIDGE_FUSED if fuses is None else flag_value(reader, "model.bias_activation_fusion", fuses),
+        fuses_activation=BRIDGE_FUSED if fusion is None else flag_value(reader, "model.bias_activation_fusion", fusion),
         fp8_arguments=fp8_arguments,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
         dispatcher=config_value("model.moe_token_dispatcher_type"),
@@ -332,10 +332,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         **host_optimizer_settings(reader, config, "optimizer."),
     }
     launched_run = megatron_run(reader, parallel_run, world_size, settings)
-    replicas = launched_run.layout.dp
-    if global_batch % (batch * replicas):
-        reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replicas}")
-    launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replicas))
+    replica_count = launched_run.layout.dp
+    if global_batch % (batch * replica_count):
+        reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replica_count}")
+    launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replica_count))
     if config_value("model.cp_comm_type") == "a2a":
         launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
     reader.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
@@ -351,22 +351,24 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
-    fields = {key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")}
+    precision_fields = {
+        key.partition(".")[2]: value for key, value in config.items() if key.startswith("mixed_precision.")
+    }
     if isinstance(precision, str) and precision in FP8_RECIPES:
-        changed_fields = [f"mixed_precision.{name}" for name in fields if name not in (CALLED, "0")]
+        changed_fields = [f"mixed_precision.{name}" for name in precision_fields if name not in (CALLED, "0")]
         for name in changed_fields:
             reader.unknown[name] = f"not modelled beside {precision}"
         return FP8_RECIPES[precision]
-    narrow_fields = [name for name in NARROW_PRECISION if fields.get(name) not in (None, False)]
+    narrow_fields = [name for name in NARROW_PRECISION if precision_fields.get(name) not in (None, False)]
     is_bf16 = precision == "bf16_mixed" or (
         precision == "MixedPrecisionConfig"
-        and fields.get("bf16") is True
-        and _number_format(fields.get("params_dtype")) == "bf16"
+        and precision_fields.get("bf16") is True
+        and _number_format(precision_fields.get("params_dtype")) == "bf16"
     )
     if not is_bf16 or narrow_fields:
-        written = ", ".join(narrow_fields) or str(precision)
+        written_text = ", ".join(narrow_fields) or str(precision)
         reader.unknown["mixed_precision"] = (
-            f"{shown(written)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
+            f"{shown(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
         )
     return {}
 

@@ -154,8 +154,10 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
-        unsupported = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
-        reader.unknown["--target_modules"] = f"{unsupported} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
+        reader.unknown["--target_modules"] = (
+            f"{other_modules} beside {ALL_LINEAR} is not modelled; {ALL_LINEAR} alone is"
+        )
         target_modules = ALL_LINEAR
     settings = lora_settings(
         reader,
@@ -199,9 +201,9 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "fp8_param_gather": reader.flag(config, "fp8_param_gather"),
         "fp8_amax_history_len": reader.integer(config, "fp8_amax_history_len", 1024),
     }
-    for name, words in FP8_WORDS.items():
-        if arguments[name] not in words:
-            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(words)}")
+    for name, known_words in FP8_WORDS.items():
+        if arguments[name] not in known_words:
+            raise reader.wrong(f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(known_words)}")
     return arguments
 
 
@@ -214,5 +216,5 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         reader.unknown["--exp_avg_sq_dtype"] = (
             f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
         )
-    gradients = reader.value(config, "main_grads_dtype", "fp32")
-    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradients}
+    gradient_format = reader.value(config, "main_grads_dtype", "fp32")
+    return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

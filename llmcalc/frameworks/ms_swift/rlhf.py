@@ -173,12 +173,12 @@ def megatron_rollout_of(reader: LaunchReader, config: Table, launched_run: Launc
     batch = reader.integer(config, "global_batch_size", 16) * generation_steps
     rollout = rollout_of(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
     layout = launched_run.layout
-    states_offloaded: frozenset[States] = frozenset(
+    offloaded_states: frozenset[States] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded else ()
     )
     return replace(
         rollout,
         source="swift/megatron/trainers/rollout_mixin.py, grpo_trainer.py",
-        offloaded=rollout.offloaded | states_offloaded,
+        offloaded=rollout.offloaded | offloaded_states,
         reference=replace(rollout.reference, ranks=layout.tp * layout.pp),
     )

@@ -142,9 +142,12 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
         arguments = _megatron_arguments(reader, model, config)
         reader.check_unknown()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
-        devices = _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
+        device_count = (
+            _device_count(reader, config, overrides) if source_file.world_size is None else source_file.world_size
+        )
         launched_run = read_megatron(
-            arguments, replace(source_file, world_size=devices, script_name=f"pretrain_{model_type}.py", arguments=())
+            arguments,
+            replace(source_file, world_size=device_count, script_name=f"pretrain_{model_type}.py", arguments=()),
         )
         return replace(reader.with_recorded_arguments(launched_run), ignored=tuple(reader.ignored))
 

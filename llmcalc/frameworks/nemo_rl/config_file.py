@@ -248,11 +248,11 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
     world_size = reader.device_count_of_nodes(flat_config, nodes_key, devices_key)
     if policy_table.get("generation.colocated.enabled") is not False:
         return world_size
-    engine_nodes = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
+    engine_node_count = reader.optional_integer(policy_table, "generation.colocated.resources.num_nodes") or 0
     engine_devices = reader.optional_integer(policy_table, "generation.colocated.resources.gpus_per_node")
     node_size = reader.integer(flat_config, devices_key, 8)
     if reader.integer(flat_config, nodes_key, 1) > 1:
-        engine_devices = engine_nodes * (engine_devices or node_size)
+        engine_devices = engine_node_count * (engine_devices or node_size)
     if not engine_devices or engine_devices >= world_size:
         raise reader.wrong(
             "policy.generation.colocated.resources",
@@ -262,26 +262,26 @@ def _training_devices(reader: LaunchReader, flat_config: Table, policy_table: Ta
     return world_size - engine_devices
 
 
-def _batch_settings(reader: LaunchReader, policy_table: Table, replicas: int) -> dict[str, Any]:
+def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: int) -> dict[str, Any]:
     """Returns sequences, tokens and micro-batches of a step. Packed sequences count as one long sequence."""
-    tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
+    sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     batch = reader.integer(policy_table, "train_micro_batch_size", 1)
-    micro_batches = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replicas))
+    micro_batches = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
-            packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * tokens)
+            packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * sequence_length)
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batches, 2)}
-    return {"batch": batch, "seq": tokens, "num_microbatches": micro_batches}
+    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batches}
 
 
 def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
     """Returns the run under FSDP2 with shards and reduction in fp32, or on one device under autocast."""
     tp = reader.integer(policy_table, "dtensor_cfg.tensor_parallel_size", 1)
     cp = reader.integer(policy_table, "dtensor_cfg.context_parallel_size", 1)
-    replicas = reader.integer(policy_table, "dtensor_cfg.dp_replicate_size", 1)
+    replica_count = reader.integer(policy_table, "dtensor_cfg.dp_replicate_size", 1)
     dp, remaining_devices = divmod(world_size, tp * cp)
-    if remaining_devices or dp % replicas:
+    if remaining_devices or dp % replica_count:
         raise reader.wrong(
             "policy.dtensor_cfg", f"{world_size} devices; expected a multiple of tp · cp · dp_replicate_size"
         )
@@ -328,7 +328,7 @@ def _fsdp_run(reader: LaunchReader, policy_table: Table, world_size: int) -> Lau
         dp=dp,
         ep=ep,
         zero=3 if world_size > 1 else 0,
-        hsdp_replicas=replicas,
+        hsdp_replicas=replica_count,
         sequence_parallel=tp > 1 and reader.flag(policy_table, "dtensor_cfg.sequence_parallel"),
     )
     if world_size == 1:  # nemo_automodel/components/distributed/fsdp2.py leaves a model on one rank as it is
@@ -389,10 +389,10 @@ def _megatron_run(reader: LaunchReader, policy_table: Table, world_size: int) ->
     settings: dict[str, Any] = {}
     if reader.flag(policy_table, "megatron_cfg.peft.enabled"):
         section_name = "policy.megatron_cfg.peft"
-        rank = reader.value(policy_table, "megatron_cfg.peft.dim", 8)
-        targets = policy_table.get("megatron_cfg.peft.target_modules")
+        lora_rank = reader.value(policy_table, "megatron_cfg.peft.dim", 8)
+        target_modules = policy_table.get("megatron_cfg.peft.target_modules")
         dropout_value = policy_table.get("megatron_cfg.peft.dropout")
-        settings = bridge_adapter_settings(reader, section_name, rank, targets or None, dropout_value)
+        settings = bridge_adapter_settings(reader, section_name, lora_rank, target_modules or None, dropout_value)
     if reader.flag(policy_table, "megatron_cfg.optimizer.use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
     settings |= host_optimizer_settings(reader, policy_table, "megatron_cfg.optimizer.")
@@ -405,12 +405,12 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
     """
     is_colocated = reader.flag(policy_table, "generation.colocated.enabled", True)
-    engine = str(reader.value(policy_table, "generation.backend", "vllm"))
+    backend = str(reader.value(policy_table, "generation.backend", "vllm"))
     flags: dict[str, Any] = {}
-    if engine not in ENGINES and is_colocated:
-        reader.notes.append(f"policy.generation.backend {shown(engine)[:40]}: not modelled; its memory is not counted")
+    if backend not in ENGINES and is_colocated:
+        reader.notes.append(f"policy.generation.backend {shown(backend)[:40]}: not modelled; its memory is not counted")
     elif is_colocated:
-        engine_table, flags_by_key = ENGINES[engine]
+        engine_table, flags_by_key = ENGINES[backend]
         for engine_key, flag in flags_by_key.items():
             dotted_key = f"generation.{engine_table}.{engine_key}"
             if flag in ("gpu_memory_utilization", "mem_fraction_static"):
@@ -419,7 +419,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
                 flags[flag] = reader.flag(policy_table, dotted_key)
             elif policy_table.get(dotted_key) is not None:
                 flags[flag] = reader.integer(policy_table, dotted_key, 1)
-        if engine == "vllm":
+        if backend == "vllm":
             flags |= _eight_bit_flags(reader, policy_table)
     _add_expert_ranks(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
@@ -427,7 +427,7 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
-        engine=engine if is_colocated and engine in ENGINES else "",
+        engine=backend if is_colocated and backend in ENGINES else "",
         flags=flags,
         sleeps_while_idle=True,
         is_own_process=True,
@@ -453,9 +453,9 @@ def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any
 def _add_expert_ranks(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:
     """Adds vLLM's flag of expert parallelism, which is modelled over the tensor-parallel ranks."""
     size_key = "generation.vllm_cfg.expert_parallel_size"
-    ranks = reader.integer(policy_table, size_key, 1)
-    if "tensor_parallel_size" not in flags or ranks == 1:
+    rank_count = reader.integer(policy_table, size_key, 1)
+    if "tensor_parallel_size" not in flags or rank_count == 1:
         return
     flags["enable_expert_parallel"] = True
-    if ranks != flags["tensor_parallel_size"]:
+    if rank_count != flags["tensor_parallel_size"]:
         reader.unknown[f"policy.{size_key}"] = "it is modelled equal to tensor_parallel_size"

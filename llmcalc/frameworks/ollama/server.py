@@ -234,20 +234,20 @@ class OllamaServer:
         server.__dict__["model"] = self.model
         return server
 
-    def _llama_server_flags(self, sequences: int, batch: int) -> dict[str, Any]:
+    def _llama_server_flags(self, sequence_count: int, batch_size: int) -> dict[str, Any]:
         """Returns the flags with which Ollama starts llama-server (llm/llama_server.go)."""
-        layers = int(self.flags.get("num_gpu", -1))
+        gpu_layer_count = int(self.flags.get("num_gpu", -1))
         gpu_count = self.number_of_gpus
         return {
-            "ctx_size": self.num_ctx * sequences,
-            "parallel": sequences,
+            "ctx_size": self.num_ctx * sequence_count,
+            "parallel": sequence_count,
             "kv_unified": False,
             "cache_type_k": self.cache_type,
             "cache_type_v": self.cache_type,
             "flash_attn": self.flash_attn,
-            "batch_size": batch,
-            "ubatch_size": batch,
-            "n_gpu_layers": layers if layers >= 0 else "auto",
+            "batch_size": batch_size,
+            "ubatch_size": batch_size,
+            "n_gpu_layers": gpu_layer_count if gpu_layer_count >= 0 else "auto",
             "device": ",".join(str(i) for i in range(gpu_count)) if gpu_count else "none",
             "fit": "on" if self.rules.runner == "llama-server" else "off",
             **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
@@ -285,14 +285,14 @@ class OllamaServer:
         )
         if self.runs_single_requests:
             request_counts = [1]
-        for sequences in request_counts:
-            fitted_server = self._fit_sequences(sequences)
+        for request_count in request_counts:
+            fitted_server = self._fit_sequences(request_count)
             if not host_layers(fitted_server):
                 return fitted_server
         return fitted_server
 
-    def _fit_sequences(self, sequences: int) -> FittedServer:
-        server = self._unfitted_server(**self._llama_server_flags(sequences, self.micro_batch(sequences)))
+    def _fit_sequences(self, sequence_count: int) -> FittedServer:
+        server = self._unfitted_server(**self._llama_server_flags(sequence_count, self.micro_batch(sequence_count)))
         if self.rules.runner == "llama-server" or not server.devices:
             return fit_server(server)
         if not server.has_stated_gpu_layers:

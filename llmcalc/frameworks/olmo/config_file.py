@@ -86,7 +86,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
 def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model, OFF, "model.")
-    hidden_size, layers = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
+    hidden_size, layer_count = (integer_of(reader, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
     heads = reader.integer(model, "n_heads", 12)
     activation_name = str(reader.value(model, "activation_type", "swiglu"))
     if activation_name not in ("swiglu", "gelu", "relu"):
@@ -110,7 +110,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     if key_heads is not None:
         attention["num_key_value_heads"] = integer_of(reader, "model.n_kv_heads", key_heads)
     position_count = reader.integer(model, "max_sequence_length", 1024)
-    decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
+    decoder: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     if reader.flag(model, "rope"):
         attention["position"] = {"type": "rope"}
     else:

@@ -224,14 +224,14 @@ def _launch_of_calls(
 ) -> Launch:
     """Returns the training run of a script's calls. model_changes: the result of `_model_changes`."""
     spec, model_id = _model_of(reader, call_nodes, variables, model_changes, other_tokenizer)
-    module = _module_arguments(call_nodes, variables)
-    if module is None:
+    module_arguments = _module_arguments(call_nodes, variables)
+    if module_arguments is None:
         raise reader.wrong(MODULE, "no call in the script; expected one, or TARGET with --fsdp and --devices")
     world_size = reader.device_count(reader.source.world_size)
-    sequence_ranks = _sequence_ranks(reader, call_nodes, module, variables, world_size)
-    tokens = integer_of(reader, "rank_microbatch_size", module.get("rank_microbatch_size"))
+    sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
+    tokens = integer_of(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
     sequence_length = integer_of(
-        reader, "max_sequence_length", module.get("max_sequence_length", variables[LENGTHS[0]])
+        reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTHS[0]])
     )
     if tokens % sequence_length:
         raise reader.wrong(
@@ -243,27 +243,27 @@ def _launch_of_calls(
         "batch": tokens // sequence_length,
         "num_microbatches": _micro_batches(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
         "attn_implementation": "flash",
-        **_step_settings(reader, call_nodes, module, variables),
+        **_step_settings(reader, call_nodes, module_arguments, variables),
     }
     if model_changes.get(FUSED_LOSS, "").endswith("fused_linear"):
         run_settings["cross_entropy"] = "chunked"
     parallel_arguments = _class_arguments(call_nodes, "TransformerDataParallelConfig", variables) or {}
-    if "learning_rate" in module:  # the function of the cookbook
-        shard_sizes = {"shard_degree": module.get("dp_shard_degree")}
+    if "learning_rate" in module_arguments:  # the function of the cookbook
+        shard_sizes = {"shard_degree": module_arguments.get("dp_shard_degree")}
         parallel_arguments = {"name": "DataParallelType.hsdp", "param_dtype": "DType.bfloat16", **shard_sizes}
     is_sharded = parallel_arguments.get("name") != "DataParallelType.ddp" and world_size > 1
     if parallel_arguments.get("param_dtype") == "DType.bfloat16" and is_sharded:
         run_settings |= {"dtype": "bf16", "master_weights": "fp32"}
     else:
         run_settings["precision"] = "fp32" if parallel_arguments.get("param_dtype") is None else "autocast"
-    if module.get("z_loss_multiplier") is not None:
+    if module_arguments.get("z_loss_multiplier") is not None:
         reader.notes.append("z_loss_multiplier: the number per token that it saves is not counted")
     fsdp_settings = TitanSettings() if is_sharded else None
-    replicas = 1
+    replica_count = 1
     if parallel_arguments.get("name") == "DataParallelType.hsdp" and is_sharded:
-        replicas = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
+        replica_count = _replica_count(reader, parallel_arguments, world_size, sequence_ranks)
     return sharded_launch(
-        reader, world_size, run_settings, fsdp_settings, replicas=replicas, spec=spec, target=model_id
+        reader, world_size, run_settings, fsdp_settings, replicas=replica_count, spec=spec, target=model_id
     )
 
 
@@ -315,13 +315,13 @@ def _step_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
-    optimizer = str(module_arguments.get("optim")).rpartition(".")[2]
-    if optimizer not in OPTIMIZERS:
-        reader.unknown["optim"] = f"{shown(optimizer)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
-    arguments = _class_arguments(call_nodes, optimizer, variables) or {}
-    is_fused = arguments.get("fused") is True
+    optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
+    if optimizer_class not in OPTIMIZERS:
+        reader.unknown["optim"] = f"{shown(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
+    optimizer_arguments = _class_arguments(call_nodes, optimizer_class, variables) or {}
+    is_fused = optimizer_arguments.get("fused") is True
     step_settings: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
-    if optimizer == "SkipStepAdamWConfig":
+    if optimizer_class == "SkipStepAdamWConfig":
         reader.notes.append("SkipStepAdamW: its step is counted as torch's foreach AdamW, which keeps fewer copies")
     for config_name in PARALLEL_CONFIGS:
         if module_arguments.get(config_name) is not None:

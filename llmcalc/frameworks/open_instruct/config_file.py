@@ -57,9 +57,9 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= {"norm": "fused", "cross_entropy": "chunked"}
         if reader.flag(config, "use_lora") or reader.flag(config, "use_qlora"):
             run_settings |= _adapter_settings(reader, config)
-        loss = config.get("loss_type", config.get("dpo_loss_type"))
-        if loss is not None:
-            run_settings |= pair_settings(reader, str(loss), run_settings, has_cached_reference=True)
+        loss_type = config.get("loss_type", config.get("dpo_loss_type"))
+        if loss_type is not None:
+            run_settings |= pair_settings(reader, str(loss_type), run_settings, has_cached_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
         if not any(config.get(key) for key in FRAMEWORK_KEYS):

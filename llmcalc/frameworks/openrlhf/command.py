@@ -194,10 +194,10 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         settings |= {"norm": "fused"}
     # models/actor.py copies logits to float32, and models/utils.py runs flash-attn's loss on the copy
     settings |= {"cross_entropy": "flash", "logits_dtype": "float32"}
-    rank = config.get("ds.lora.rank")
-    if rank not in (None, 0):
+    lora_rank = config.get("ds.lora.rank")
+    if lora_rank not in (None, 0):
         target_pair = ("--ds.lora.target_modules", config.get("ds.lora.target_modules", "all-linear"))
-        settings |= lora_settings(reader, rank=("--ds.lora.rank", rank), target_pair=target_pair)
+        settings |= lora_settings(reader, rank=("--ds.lora.rank", lora_rank), target_pair=target_pair)
     if reader.flag(config, "ds.load_in_4bit"):
         settings["base"] = "nf4-dq"
     return settings
@@ -205,34 +205,33 @@ def _other_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _sequence_length(reader: LaunchReader, config: Table) -> int:
     """Returns the tokens per sequence and rank in a micro-batch of the longest sequences."""
-    ring_ranks = reader.integer(config, "ds.ring_attn_size", 1)
+    ring_size = reader.integer(config, "ds.ring_attn_size", 1)
     if reader.flag(config, "train.dynamic_batch_enable"):
-        longest_length = reader.integer(config, "train.max_tokens_per_gpu", 16192)
+        token_limit = reader.integer(config, "train.max_tokens_per_gpu", 16192)
         reader.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
-        return longest_length
+        return token_limit
     reader.longest_samples = True
     if config.get("data.max_len") is None and config.get("data.generate_max_len") is not None:
         return integer_of(reader, "--generate_max_len", config["data.generate_max_len"]) + reader.integer(
             config, "data.prompt_max_len", 1024
         )
-    longest_length = reader.integer(config, "data.max_len", 2048)
-    if ring_ranks > 1:
-        if longest_length % ring_ranks:
+    token_limit = reader.integer(config, "data.max_len", 2048)
+    if ring_size > 1:
+        if token_limit % ring_size:
             raise reader.wrong(
-                "--ds.ring_attn_size", f"{ring_ranks}; expected a divisor of --data.max_len {longest_length}"
+                "--ds.ring_attn_size", f"{ring_size}; expected a divisor of --data.max_len {token_limit}"
             )
         reader.notes.append(
-            f"--ds.ring_attn_size {ring_ranks}: each rank has 1/{ring_ranks} of a sequence; what it sends is not "
-            "counted"
+            f"--ds.ring_attn_size {ring_size}: each rank has 1/{ring_size} of a sequence; what it sends is not counted"
         )
-    return longest_length // ring_ranks
+    return token_limit // ring_size
 
 
 SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
 """Where the files of OpenRLHF say what is on a device in each phase."""
 
 
-def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | None:
+def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout | None:
     """Returns the models that share the actor's devices: the reference and, with `colocate_all`, critic and engine."""
     colocates_all = reader.flag(config, "train.colocate_all")
     colocates_reference = colocates_all or reader.flag(config, "train.colocate_actor_ref")
@@ -249,7 +248,7 @@ def _rollout_of(reader: LaunchReader, config: Table, ranks: int) -> Rollout | No
         sleeps_while_idle=engine_sleeps,
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
-        reference=_reference_model(reader, config, ranks),
+        reference=_reference_model(reader, config, rank_count),
         critic=_critic_location(reader, config) if colocates_all else "none",
         sequences=sequence_count,
         tokens=sequence_length,
@@ -286,12 +285,12 @@ def _longest_sequence(reader: LaunchReader, config: Table) -> int:
     return reader.integer(config, "data.max_len", 2048)
 
 
-def _reference_model(reader: LaunchReader, config: Table, ranks: int) -> AdditionalModel:
+def _reference_model(reader: LaunchReader, config: Table, rank_count: int) -> AdditionalModel:
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
     reference_location: Place = "host" if reader.flag(config, "ref.offload") else "device"
-    return AdditionalModel(reference_location, 2, ranks if config.get("ds.zero_stage", 2) == 3 else 1)
+    return AdditionalModel(reference_location, 2, rank_count if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
 def _critic_location(reader: LaunchReader, config: Table) -> Place:

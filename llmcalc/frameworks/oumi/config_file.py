@@ -92,8 +92,8 @@ ZERO_DEFAULTS = {"overlap_comm": False, "reduce_bucket_size": 500_000_000, "allg
 
 def is_oumi(config: Table) -> bool:
     """Returns whether a table is a training config of Oumi."""
-    model, training = config.get("model"), config.get("training")
-    return isinstance(model, Mapping) and "model_name" in model and isinstance(training, Mapping)
+    model, training_table = config.get("model"), config.get("training")
+    return isinstance(model, Mapping) and "model_name" in model and isinstance(training_table, Mapping)
 
 
 def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
@@ -101,28 +101,32 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     with reader_of(source_file) as reader:
         unknown_keys(reader, config, TABLES, "", "no table that is known")
         tables = {name: reader.table(config, name) for name in TABLES}
-        keys = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
-        trainer = str(keys.get("training.trainer_type", "HF")).upper()[:40]
-        if trainer not in TRAINERS:
-            raise reader.wrong("training.trainer_type", f"{shown(trainer)}; expected one of {', '.join(TRAINERS)}")
+        values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
+        trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
+        if trainer_type not in TRAINERS:
+            raise reader.wrong("training.trainer_type", f"{shown(trainer_type)}; expected one of {', '.join(TRAINERS)}")
         unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
         unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
-            **_training_arguments(reader, keys),
-            **_model_arguments(reader, keys, trainer),
-            **TRAINERS[trainer],
-            **(_adapter_arguments(reader, keys, tables["peft"]) if reader.flag(keys, "training.use_peft") else {}),
+            **_training_arguments(reader, values_by_key),
+            **_model_arguments(reader, values_by_key, trainer_type),
+            **TRAINERS[trainer_type],
+            **(
+                _adapter_arguments(reader, values_by_key, tables["peft"])
+                if reader.flag(values_by_key, "training.use_peft")
+                else {}
+            ),
         }
         if "load_in_4bit" in arguments or "load_in_8bit" in arguments:
             arguments["dtype"] = "float32"  # peft's `prepare_model_for_kbit_training`
-        if reader.flag(keys, "fsdp.enable_fsdp"):
+        if reader.flag(values_by_key, "fsdp.enable_fsdp"):
             unknown_keys(reader, tables["fsdp"], FSDP_READ | FSDP_IGNORED, "fsdp")
-            arguments |= _fsdp_arguments(reader, keys, arguments)
-        if reader.flag(keys, "deepspeed.enable_deepspeed"):
+            arguments |= _fsdp_arguments(reader, values_by_key, arguments)
+        if reader.flag(values_by_key, "deepspeed.enable_deepspeed"):
             arguments |= _deepspeed_arguments(reader, tables["deepspeed"])
-        is_packed = reader.flag(reader.table(keys, "data.train"), "pack")
+        is_packed = reader.flag(reader.table(values_by_key, "data.train"), "pack")
         reader.check_unknown()
-        launched_run = (read_trainer if trainer == "HF" else read_trl)(arguments, source_file)
+        launched_run = (read_trainer if trainer_type == "HF" else read_trl)(arguments, source_file)
         return replace(
             reader.with_recorded_arguments(launched_run),
             published_weights=keeps_published_weights(launched_run, arguments),
@@ -130,98 +134,100 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         )
 
 
-def _model_arguments(reader: LaunchReader, keys: Table, trainer: str) -> dict[str, Any]:
+def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: str) -> dict[str, Any]:
     """Returns the Trainer's arguments of the table `model`, which replace those of `training.trainer_kwargs`.
 
-    keys: `TABLE.KEY` → value. trainer: the value of `trainer_type`.
+    values_by_key: `TABLE.KEY` → value. trainer_type: the value of `trainer_type`.
     """
-    for argument_name in reader.table(keys, "model.model_kwargs"):
+    for argument_name in reader.table(values_by_key, "model.model_kwargs"):
         if argument_name not in MODEL_ARGUMENTS_IGNORED:
             reader.unknown[f"model.model_kwargs.{argument_name}"[:100]] = "it is modelled without"
-    if _names_language_model(reader, keys, "model.freeze_layers"):
+    if _names_language_model(reader, values_by_key, "model.freeze_layers"):
         reader.unknown["model.freeze_layers"] = "layers of the language model that are not trained are not modelled"
     arguments: dict[str, Any] = {
-        "model_name_or_path": str(keys["model.model_name"])[:200],
-        "dtype": reader.value(keys, "model.torch_dtype_str", "auto"),
+        "model_name_or_path": str(values_by_key["model.model_name"])[:200],
+        "dtype": reader.value(values_by_key, "model.torch_dtype_str", "auto"),
     }
-    if reader.flag(keys, "model.enable_liger_kernel"):
+    if reader.flag(values_by_key, "model.enable_liger_kernel"):
         arguments["use_liger_kernel"] = True
-    if keys.get("model.attn_implementation") is not None:
-        arguments["attn_implementation"] = keys["model.attn_implementation"]
-    if keys.get("model.model_max_length") is not None and trainer in ("TRL_SFT", "TRL_DPO"):
-        arguments["max_length"] = reader.integer(keys, "model.model_max_length", 1)
+    if values_by_key.get("model.attn_implementation") is not None:
+        arguments["attn_implementation"] = values_by_key["model.attn_implementation"]
+    if values_by_key.get("model.model_max_length") is not None and trainer_type in ("TRL_SFT", "TRL_DPO"):
+        arguments["max_length"] = reader.integer(values_by_key, "model.model_max_length", 1)
     return arguments
 
 
-def _names_language_model(reader: LaunchReader, keys: Table, key: str) -> bool:
-    """Whether a list of names or patterns of modules has others than those of encoders of images and sound."""
-    module_names = keys.get(key) or []
+def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) -> bool:
+    """Whether a list of module names or patterns has modules outside the image and audio encoders."""
+    module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
         raise reader.wrong(key, f"{shown(module_names)}; expected a list of names")
     return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
 
 
-def _training_arguments(reader: LaunchReader, keys: Table) -> dict[str, Any]:
-    """Returns the Trainer's arguments of the table `training`. keys: `TABLE.KEY` → value."""
-    precision = str(keys.get("training.mixed_precision_dtype") or "none").lower()
+def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of the table `training`. values_by_key: `TABLE.KEY` → value."""
+    precision = str(values_by_key.get("training.mixed_precision_dtype") or "none").lower()
     if precision not in ("none", "fp16", "bf16"):
         raise reader.wrong("training.mixed_precision_dtype", f"{shown(precision)}; expected NONE, FP16 or BF16")
     trainer_arguments = {
-        name: keys.get("model.model_max_length") if str(value).startswith("${model.model_max_length}") else value
-        for name, value in reader.table(keys, "training.trainer_kwargs").items()
+        name: values_by_key.get("model.model_max_length")
+        if str(value).startswith("${model.model_max_length}")
+        else value
+        for name, value in reader.table(values_by_key, "training.trainer_kwargs").items()
     }
     return {
-        "per_device_train_batch_size": reader.integer(keys, "training.per_device_train_batch_size", 8),
-        "gradient_accumulation_steps": reader.integer(keys, "training.gradient_accumulation_steps", 1),
-        "optim": reader.value(keys, "training.optimizer", "adamw_torch"),
-        "gradient_checkpointing": reader.flag(keys, "training.enable_gradient_checkpointing"),
-        "gradient_checkpointing_kwargs": dict(reader.table(keys, "training.gradient_checkpointing_kwargs")),
-        "torch_compile": reader.flag(keys, "training.compile"),
+        "per_device_train_batch_size": reader.integer(values_by_key, "training.per_device_train_batch_size", 8),
+        "gradient_accumulation_steps": reader.integer(values_by_key, "training.gradient_accumulation_steps", 1),
+        "optim": reader.value(values_by_key, "training.optimizer", "adamw_torch"),
+        "gradient_checkpointing": reader.flag(values_by_key, "training.enable_gradient_checkpointing"),
+        "gradient_checkpointing_kwargs": dict(reader.table(values_by_key, "training.gradient_checkpointing_kwargs")),
+        "torch_compile": reader.flag(values_by_key, "training.compile"),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         **trainer_arguments,
     }
 
 
-def _adapter_arguments(reader: LaunchReader, keys: Table, adapters: Table) -> dict[str, Any]:
+def _adapter_arguments(reader: LaunchReader, keys: Table, adapter_table: Table) -> dict[str, Any]:
     """Returns the arguments of adapters of the table `peft`, whose default rank is 8. keys: `TABLE.KEY` → value."""
-    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     if _names_language_model(reader, keys, "peft.lora_exclude_modules"):
         reader.unknown["peft.lora_exclude_modules"] = "adapters of all lora_target_modules are counted"
     for key, plain_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
-        if adapters.get(key) not in (None, [], plain_value):
+        if adapter_table.get(key) not in (None, [], plain_value):
             reader.unknown[f"peft.{key}"] = "it is modelled without"
     arguments: dict[str, Any] = {"use_peft": True}
-    arguments |= {key: value for key, value in adapters.items() if key in ADAPTER_ARGUMENTS and value is not None}
+    arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}
     arguments["lora_r"] = reader.integer(keys, "peft.lora_r", 8)
     if reader.flag(keys, "peft.q_lora"):
-        bits = reader.integer(keys, "peft.q_lora_bits", 4)
-        if bits not in (4, 8):
-            raise reader.wrong("peft.q_lora_bits", f"{bits}; expected 4 or 8")
-        arguments[f"load_in_{bits}bit"] = True
+        bit_count = reader.integer(keys, "peft.q_lora_bits", 4)
+        if bit_count not in (4, 8):
+            raise reader.wrong("peft.q_lora_bits", f"{bit_count}; expected 4 or 8")
+        arguments[f"load_in_{bit_count}bit"] = True
     return arguments
 
 
-def _fsdp_arguments(reader: LaunchReader, keys: Table, arguments: Table) -> dict[str, Any]:
+def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of the table `fsdp`, under which accelerate makes the checkpoints of layers.
 
-    keys: `TABLE.KEY` → value.
+    values_by_key: `TABLE.KEY` → value.
     """
-    wrap_policy = str(reader.value(keys, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
+    wrap_policy = str(reader.value(values_by_key, "fsdp.auto_wrap_policy", "NO_WRAP")).upper()[:40]
     if wrap_policy != "TRANSFORMER_BASED_WRAP":
-        is_missing = keys.get("fsdp.auto_wrap_policy") is None
+        is_missing = values_by_key.get("fsdp.auto_wrap_policy") is None
         reader.unknown["fsdp.auto_wrap_policy"] = (
             f"{'missing, which is NO_WRAP' if is_missing else wrap_policy}: other groups of weights are gathered than "
             "those of a layer, which TRANSFORMER_BASED_WRAP gathers"
         )
-    mixed_precision = keys.get("fsdp.mixed_precision")
+    mixed_precision = values_by_key.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):
         raise reader.wrong("fsdp.mixed_precision", f"{shown(mixed_precision)}; expected bf16 or fp16")
     return {
         "fsdp": "auto_wrap",
         "fsdp_config": {
-            "sharding_strategy": keys.get("fsdp.sharding_strategy", "FULL_SHARD"),
-            "offload_params": reader.flag(keys, "fsdp.cpu_offload"),
+            "sharding_strategy": values_by_key.get("fsdp.sharding_strategy", "FULL_SHARD"),
+            "offload_params": reader.flag(values_by_key, "fsdp.cpu_offload"),
             "activation_checkpointing": arguments["gradient_checkpointing"],
         },
         "gradient_checkpointing": False,
@@ -231,22 +237,24 @@ def _fsdp_arguments(reader: LaunchReader, keys: Table, arguments: Table) -> dict
 
 def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[str, Any]:
     """Returns the Trainer's argument of the table `deepspeed`, as its `to_deepspeed` makes it."""
-    read = field_names("enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision")
-    unknown_keys(reader, deepspeed_table, read | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
+    known_keys = field_names(
+        "enable_deepspeed deepspeed_config_path zero_stage offload_optimizer offload_param precision"
+    )
+    unknown_keys(reader, deepspeed_table, known_keys | ZERO_OPTIONS | DEEPSPEED_IGNORED, "deepspeed")
     if deepspeed_table.get("deepspeed_config_path") is not None:
         return {"deepspeed": deepspeed_table["deepspeed_config_path"]}
-    stage = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")
-    if stage not in ("0", "1", "2", "3"):
-        raise reader.wrong("deepspeed.zero_stage", f"{shown(stage)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3")
+    stage_text = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")
+    if stage_text not in ("0", "1", "2", "3"):
+        raise reader.wrong("deepspeed.zero_stage", f"{shown(stage_text)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3")
     zero_table: dict[str, Any] = {
-        "stage": int(stage),
+        "stage": int(stage_text),
         **ZERO_DEFAULTS,
         **{key: value for key, value in deepspeed_table.items() if key in ZERO_OPTIONS},
     }
     for key in ("offload_optimizer", "offload_param"):
         if deepspeed_table.get(key) is not None:
-            offload = reader.table(deepspeed_table, key)
-            zero_table[key] = {"device": str(offload.get("device", "cpu")).lower(), "pin_memory": True}
+            offload_table = reader.table(deepspeed_table, key)
+            zero_table[key] = {"device": str(offload_table.get("device", "cpu")).lower(), "pin_memory": True}
     precision = str(deepspeed_table.get("precision") or "").lower()
     if precision not in ("bf16", "fp16"):
         return {"deepspeed": {"zero_optimization": zero_table}}

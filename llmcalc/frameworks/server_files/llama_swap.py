@@ -54,8 +54,8 @@ def servers_of_llama_swap(
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
-        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env))
+        env_items = [env_item for env_item in model.get("env") or () if isinstance(env_item, str) and "=" in env_item]
+        yield Container(place_in_file, words=command_words, env=dict(env_item.split("=", 1) for env_item in env_items))
 
 
 def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
@@ -71,10 +71,10 @@ def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:
 def _expand_macros(command: str, values_by_macro: Mapping[str, str], place_in_errors: str) -> str:
     """Returns a command with all macros expanded, including nested macros. place_in_errors: the location in errors."""
     for _ in range(DEEPEST):
-        macros_used = re.findall(r"\$\{([\w.-]{1,120})\}", command)
-        if not macros_used:
+        used_macros = re.findall(r"\$\{([\w.-]{1,120})\}", command)
+        if not used_macros:
             return command
-        if len(command) + sum(len(values_by_macro.get(macro, macro)) for macro in macros_used) > LONGEST_VALUE:
+        if len(command) + sum(len(values_by_macro.get(macro, macro)) for macro in used_macros) > LONGEST_VALUE:
             raise InputError(
                 f"{place_in_errors}: its command grows too long; expected at most {LONGEST_VALUE:,} letters"
             )

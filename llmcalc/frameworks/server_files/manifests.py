@@ -220,10 +220,10 @@ def _task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     accelerator_texts = (
         accelerators if isinstance(accelerators, list) else [accelerators] if isinstance(accelerators, str) else []
     )
-    name_and_count = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
+    names_and_counts = [str(accelerator_text).partition(":") for accelerator_text in accelerator_texts[:20]]
     return [
         (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[0-9]{1,4}", count_text) else 1)
-        for accelerator_name, _, count_text in name_and_count
+        for accelerator_name, _, count_text in names_and_counts
     ]
 
 
@@ -515,8 +515,8 @@ def _adapter_flags(outer_tables: Sequence[Mapping[str, Any]]) -> list[str]:
         lora_table = inner_table(outer_table, "model", "lora")
         adapter_list = lora_table.get("adapters")
         if isinstance(adapter_list, list) and adapter_list:
-            rank, adapter_limit = lora_table.get("maxRank", 64), lora_table.get("maxAdapters", len(adapter_list))
-            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={adapter_limit}"]
+            lora_rank, adapter_limit = lora_table.get("maxRank", 64), lora_table.get("maxAdapters", len(adapter_list))
+            return ["--enable-lora", f"--max-lora-rank={lora_rank}", f"--max-loras={adapter_limit}"]
     return []
 
 

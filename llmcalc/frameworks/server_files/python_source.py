@@ -111,7 +111,7 @@ class _Evaluator:
         return str(evaluated_value)
 
     def _word(self, evaluated_value: Any) -> str:
-        """Returns a value as a part of a text, and counts the letters."""
+        """Returns a value as text for use within a longer text, and counts its letters."""
         self._count_combined_items(evaluated_value)
         return _word_of_value(evaluated_value)
 

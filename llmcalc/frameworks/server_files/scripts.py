@@ -151,7 +151,7 @@ def _is_command(command_words: Sequence[str], command_name: str) -> bool:
 
 
 def _servers_of_daemon(command_words: Sequence[str], container: Container) -> Iterator[StartedServer]:
-    """Yields the server of a daemon's command, without a model, or of the model that a command downloads for it."""
+    """Yields the server that a daemon's command starts, or the server of a model that the command downloads."""
     for program in PROGRAMS:
         if _is_command(command_words, program.daemon):
             yield StartedServer(ServerStart(program, ()), container)
@@ -163,7 +163,7 @@ def _servers_of_daemon(command_words: Sequence[str], container: Container) -> It
 def _daemon_servers_without_start(
     daemon_servers: Sequence[StartedServer], started_engines: Collection[str]
 ) -> Iterator[StartedServer]:
-    """Yields the daemons' servers of engines that no command starts: those of downloaded models, else one without."""
+    """Yields daemons' servers for engines without a start command: with the downloaded models, else without a model."""
     daemon_servers = [server for server in daemon_servers if server.start.program.engine not in started_engines]
     yield from [server for server in daemon_servers if server.start.arguments] or daemon_servers[:1]
 

@@ -204,10 +204,10 @@ class SGLangServer(EngineServer):
         tensor parallelism (`server_args.py`).
         """
         has_all_ranks = self.flags.get("enable_ep_moe") or self.sends_tokens
-        expert_ranks = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
-        expert_tp = self.tp // expert_ranks if expert_ranks > 1 else None
+        expert_rank_count = self.tp if has_all_ranks else int(self.flags.get("ep_size", 1))
+        expert_tp = self.tp // expert_rank_count if expert_rank_count > 1 else None
         tp = self.tp // self.dp if self.has_divided_attention else self.tp
-        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_ranks, etp=expert_tp)
+        return replace(self.layout, tp=tp, dp=self.dp, ep=expert_rank_count, etp=expert_tp)
 
     @property
     def loads_towers(self) -> bool:
@@ -218,8 +218,8 @@ class SGLangServer(EngineServer):
         """The factor of the default memory fraction if image encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
         if not self.has_encoder:
             return 1.0
-        layers, encoder_width = self._encoder_sizes
-        relative_encoder_size = layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
+        encoder_layers, encoder_width = self._encoder_sizes
+        relative_encoder_size = encoder_layers * encoder_width**2 / (REFERENCE_ENCODER[0] * REFERENCE_ENCODER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (relative_encoder_size - 1)))
 
     @property
@@ -295,14 +295,14 @@ class SGLangServer(EngineServer):
         """
         if not self.is_amd or self.longest_request <= SHORT_REQUEST_TOKENS:
             return 1
-        heads = {
+        head_counts = {
             mixer.num_attention_heads // self.tp for mixer, _ in mixers(self.preset.model) if isinstance(mixer, MLA)
         }
         chosen_backend = self.flags.get("attention_backend")
         if chosen_backend:
             uses_aiter = chosen_backend == "aiter"
         else:
-            uses_aiter = heads <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
+            uses_aiter = head_counts <= {16, 128} and not self.rank_of_stage(0).has_latent_selection
         return self.rules.aiter_share if uses_aiter else 1
 
     @property
@@ -340,10 +340,12 @@ class SGLangServer(EngineServer):
     def reserve_gib(self) -> float:
         """The GiB that the default fraction leaves beside weights and KV cache."""
         memory_gib, version_rules = self.nvidia_smi_gib, self.rules
-        ranks = self.tp * self.pp
+        rank_count = self.tp * self.pp
         device_defaults = self.engine_record.defaults(self.version_numbers, memory_gib)
         if version_rules.fraction == "by_memory":
-            return device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * ranks + self.draft_reserve_gib
+            return (
+                device_defaults.reserve_gib + device_defaults.reserve_gib_per_rank * rank_count + self.draft_reserve_gib
+            )
         chunk_tokens, max_running_requests = self.chunked_prefill_size, self.flags.get("max_running_requests")
         decode_graph_mib = int(self.flags.get("cuda_graph_max_bs", device_defaults.cuda_graph_max_bs[self.tp >= 4]))
         if version_rules.limits_graphs and max_running_requests is not None and "cuda_graph_max_bs" not in self.flags:
@@ -355,7 +357,7 @@ class SGLangServer(EngineServer):
         reserved_gib = (
             512
             + 1.5 * max(tokens, 2048)
-            + 1024 * ranks / 8
+            + 1024 * rank_count / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
         if self.has_divided_attention:
@@ -602,7 +604,7 @@ class SGLangServer(EngineServer):
 
 
 def _has_narrow_values(preset: Preset) -> bool:
-    """Whether a layer of attention has values of another width than its keys, apart from latent attention."""
+    """Whether an attention layer other than latent attention has values and keys of different widths."""
     return any(
         isinstance(mixer, Attention) and mixer.v_head_dim not in (None, mixer.head_dim)
         for mixer, _ in mixers(preset.model)

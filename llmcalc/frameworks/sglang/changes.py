@@ -43,9 +43,9 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
 
     Ranks with attention of their own divide experts with all others.
     """
-    ranks = tp * dp
-    if ranks % ep:
+    rank_count = tp * dp
+    if rank_count % ep:
         return None
-    parallel_sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
+    parallel_sizes: dict[str, Any] = {"tp_size": rank_count, "pp_size": pp, "dp_size": dp, "ep_size": ep}
     flags = {flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1}
     return flags | ({"enable_dp_attention": True} if dp > 1 else {})

@@ -64,9 +64,9 @@ def _cache_sizes(rank: EngineRank) -> CacheSizes:
     mixers_and_layers = compressed_layers(rank)
     if rank.layout.pp > 1:
         raise ImpossibleLayout("--pp-size: of compressed attention is not modelled; expected 1")
-    entry_lengths = {mixer.compress_rate for mixer, _ in mixers_and_layers}
-    if not entry_lengths <= {None, SHORT_ENTRY, LONG_ENTRY}:
-        raise InputError(f"--engine sglang: entries of {entry_lengths} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
+    compress_rates = {mixer.compress_rate for mixer, _ in mixers_and_layers}
+    if not compress_rates <= {None, SHORT_ENTRY, LONG_ENTRY}:
+        raise InputError(f"--engine sglang: entries of {compress_rates} tokens; expected {SHORT_ENTRY} or {LONG_ENTRY}")
     first_mixer = mixers_and_layers[0][0]
     index_widths = [mixer.indexer.index_head_dim for mixer, _ in mixers_and_layers if mixer.indexer is not None]
     return CacheSizes(
@@ -105,8 +105,8 @@ def compressed_tokens(
         4 * (cache_sizes.key_width + cache_sizes.index_width) * FLOAT32_BYTES * cache_sizes.short_entry_layers
     )
     long_state_bytes = 2 * cache_sizes.key_width * FLOAT32_BYTES * cache_sizes.long_entry_layers
-    window_token = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layers
-    window_token += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
+    window_token_bytes = _padded_entry_bytes(cache_sizes.key_bytes, 1, has_paged_states) * cache_sizes.layers
+    window_token_bytes += ring_slots[0] / (PAGE_TOKENS if has_paged_states else STATE_PAGE) * short_state_bytes
     entry_bytes = (
         (
             _padded_entry_bytes(cache_sizes.key_bytes, SHORT_ENTRY, has_paged_states)
@@ -126,16 +126,16 @@ def compressed_tokens(
         window_share = 0
         fixed_bytes = (
             draft_layer_factor
-            * window_token
+            * window_token_bytes
             * _window_slots(cache_sizes, flags, request_limit, chunk_tokens, draft_tokens)
         )
-    token_bytes = draft_layer_factor * (window_share * window_token + entry_bytes)
+    token_bytes = draft_layer_factor * (window_share * window_token_bytes + entry_bytes)
     if version_rules.compressed_states == "pages":
         token_bytes += draft_layer_factor * window_share * ring_slots[1] / STATE_PAGE * long_state_bytes
     else:
         if request_limit is None:
-            tokens = int(available_bytes / token_bytes)
-            request_limit = min(max(min(tokens * 512 // longest_tokens, 4096), 2048), tokens // 2)
+            token_count = int(available_bytes / token_bytes)
+            request_limit = min(max(min(token_count * 512 // longest_tokens, 4096), 2048), token_count // 2)
         state_rows = (request_limit + 1) * ring_slots[1] + ring_slots[1] + 1
         fixed_bytes += -(-state_rows // LONG_ENTRY) * LONG_ENTRY * long_state_bytes
     return int(max(0, available_bytes - fixed_bytes) / token_bytes) // PAGE_TOKENS * PAGE_TOKENS

@@ -82,9 +82,9 @@ def prompt_graphs_mib(
     captured_lengths = flags.get("piecewise_cuda_graph_tokens")
     if captured_lengths:
         return 8 * len(captured_lengths)
-    most_tokens = int(flags.get("piecewise_cuda_graph_max_tokens", chunk_tokens))
+    token_limit = int(flags.get("piecewise_cuda_graph_max_tokens", chunk_tokens))
     return 8 * sum(
-        len(range(shortest_length, min(longest_length, most_tokens) + 1, length_step))
+        len(range(shortest_length, min(longest_length, token_limit) + 1, length_step))
         for shortest_length, longest_length, length_step in PROMPT_LENGTHS
     )
 

@@ -38,14 +38,16 @@ def host_expert_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
     expert_layers = list(_expert_layers(rank))
     if not expert_layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
-    total_experts = sum(experts_per_layer * device_experts for experts_per_layer, device_experts in expert_layers)
+    total_expert_count = sum(
+        experts_per_layer * device_expert_count for experts_per_layer, device_expert_count in expert_layers
+    )
     if SHARE in flags:
-        return 1 - Fraction(int(total_experts * flags[SHARE]), total_experts)
-    device_experts = int(flags.get(NUMBER, 0))
-    least_experts = min(experts_per_layer for experts_per_layer, _ in expert_layers)
-    if device_experts > least_experts:
-        raise InputError(f"--kt-num-gpu-experts {device_experts:,}: a layer has {least_experts:,} experts")
-    return 1 - Fraction(device_experts * sum(layer_count for _, layer_count in expert_layers), total_experts)
+        return 1 - Fraction(int(total_expert_count * flags[SHARE]), total_expert_count)
+    device_expert_count = int(flags.get(NUMBER, 0))
+    fewest_experts = min(experts_per_layer for experts_per_layer, _ in expert_layers)
+    if device_expert_count > fewest_experts:
+        raise InputError(f"--kt-num-gpu-experts {device_expert_count:,}: a layer has {fewest_experts:,} experts")
+    return 1 - Fraction(device_expert_count * sum(layer_count for _, layer_count in expert_layers), total_expert_count)
 
 
 def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
@@ -80,8 +82,8 @@ def host_expert_notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[st
         "in the format of --kt-method, which is not counted"
     )
     if flags.get(THRESHOLD):
-        layers = sum(layer_count for _, layer_count in _expert_layers(rank))
-        gib_per_layer = expert_bytes(rank) // layers / 2**30
+        expert_layer_count = sum(layer_count for _, layer_count in _expert_layers(rank))
+        gib_per_layer = expert_bytes(rank) // expert_layer_count / 2**30
         yield (
             f"a prompt of {flags[THRESHOLD]:,} tokens or more copies one layer's experts to each device, "
             f"{gib_per_layer:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"

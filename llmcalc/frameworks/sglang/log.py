@@ -128,16 +128,17 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
     A draft, or each of several, is loaded into what was left before. Up to 0.5.13 that is after the cache is allocated,
     which leaves less.
     """
-    sizes_of_loads = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
-    loads: list[ModelLoad] = []
-    if len({len(byte_sizes) for byte_sizes in sizes_of_loads}) != 1:
+    byte_sizes_by_name = [log_values.byte_sizes(name) for name in ("free", "weights", "left")]
+    model_loads: list[ModelLoad] = []
+    if len({len(byte_sizes) for byte_sizes in byte_sizes_by_name}) != 1:
         return []
-    for free_bytes, weight_bytes, left_bytes in zip(*sizes_of_loads, strict=True):
-        if not loads or free_bytes > loads[-1].free_bytes - loads[-1].weight_bytes // 2:
-            loads.append(ModelLoad(free_bytes, weight_bytes, left_bytes))
-        elif free_bytes >= loads[-1].left_bytes - RUNNER_BYTES:
-            loads[-1] = ModelLoad(loads[-1].free_bytes, loads[-1].weight_bytes + weight_bytes, left_bytes)
-    return loads
+    for free_bytes, weight_bytes, remaining_bytes in zip(*byte_sizes_by_name, strict=True):
+        last_load = model_loads[-1] if model_loads else None
+        if last_load is None or free_bytes > last_load.free_bytes - last_load.weight_bytes // 2:
+            model_loads.append(ModelLoad(free_bytes, weight_bytes, remaining_bytes))
+        elif free_bytes >= last_load.left_bytes - RUNNER_BYTES:
+            model_loads[-1] = ModelLoad(last_load.free_bytes, last_load.weight_bytes + weight_bytes, remaining_bytes)
+    return model_loads
 
 
 def _free_bytes(log_values: LogValues) -> int | None:
@@ -152,7 +153,7 @@ def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterat
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", memory_fraction):
         yield LogTerm("budget", int(free_bytes * float(memory_fraction)))
     if loads := _model_loads(log_values):
-        yield LogTerm("weights", max(load.weight_bytes for load in loads))
+        yield LogTerm("weights", max(model_load.weight_bytes for model_load in loads))
     yield from log_values.largest_terms("cuda_graphs", *(() if loads else ("weights",)))
     remaining_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and remaining_bytes is not None:  # before 0.4.4

@@ -67,7 +67,7 @@ def state_pool(
     flags: values of SGLang's flags by their fields. available_bytes: bytes for states and cache together.
     state_share: parts of states to one part of cache.
     """
-    rank_requests, replicas, draft_tokens = rank_load
+    rank_requests, replica_count, draft_tokens = rank_load
     slot_bytes = slot_bytes_of(rank, flags)
     padding_slots = int(version_rules.state_padding)
     caches_prefixes = not flags.get("disable_radix_cache")
@@ -76,7 +76,7 @@ def state_pool(
     if draft_tokens and version_rules.states_of_drafts == "requests":
         available_bytes -= slot_bytes * (rank_requests or 0) * draft_tokens
     if "max_mamba_cache_size" in flags:
-        slot_count = int(flags["max_mamba_cache_size"]) // replicas
+        slot_count = int(flags["max_mamba_cache_size"]) // replica_count
     elif (
         not caches_prefixes and (rank_requests is not None or version_rules.states_of_drafts == "slots")
     ) or not version_rules.shares_states:

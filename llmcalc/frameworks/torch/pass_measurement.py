@@ -46,16 +46,16 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
     def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
         stage_run = StageRun(RankSetup(spec, training_config, layout, 0), stage, repeat_counts[0])
         if stage_run.has_whole_layer_gradients and len(repeat_counts) > 1:  # each number of layers has others
-            return [batch for run_repeats in repeat_counts for batch in measure_passes(layout, stage, [run_repeats])]
+            return [batch for repeat_count in repeat_counts for batch in measure_passes(layout, stage, [repeat_count])]
         pass_bytes = [stage_run.run_passes(repeat_counts[0])]
-        for run_repeats in repeat_counts[1:]:
-            shorter_pass = stage_run.passes_without_repeat() if run_repeats == SHORT_RUN_REPEATS else None
+        for repeat_count in repeat_counts[1:]:
+            shorter_pass = stage_run.passes_without_repeat() if repeat_count == SHORT_RUN_REPEATS else None
             if shorter_pass is not None:
                 pass_bytes.append(shorter_pass)
             elif stage_run.layers.has_one_kind:
-                pass_bytes.append(stage_run.run_passes(run_repeats))
+                pass_bytes.append(stage_run.run_passes(repeat_count))
             else:  # a shorter run numbers its layers anew, and has parameters of its own
-                pass_bytes += measure_passes(layout, stage, [run_repeats])
+                pass_bytes += measure_passes(layout, stage, [repeat_count])
         return pass_bytes
 
     return measure_passes
@@ -96,20 +96,20 @@ class StageRun:
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
         """Runs a micro-batch. Returns the bytes saved between its passes, and the visits of both."""
-        bytes_before = self.meter.now
+        start_bytes = self.meter.now
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()
-        saved_bytes, forward = self.meter.now - bytes_before, self.meter.pass_visits(bytes_before)
+        saved_bytes, forward_visits = self.meter.now - start_bytes, self.meter.pass_visits(start_bytes)
         self.meter.restart()
         self.chunk.backward_micro_batch(in_flight)
-        return saved_bytes, forward, self.meter.pass_visits(bytes_before)
+        return saved_bytes, forward_visits, self.meter.pass_visits(start_bytes)
 
     def run_passes(self, layer_repeats: int | None) -> MicroBatchBytes:
         """Runs a micro-batch, and returns its bytes. layer_repeats: as `first_repeats`."""
         self.layers.set_repeats(layer_repeats)
-        bytes_before = self.meter.now
+        start_bytes = self.meter.now
         measured_passes = self._run_micro_batch()
-        self._latest = measured_passes if self.meter.now == bytes_before else None
+        self._latest = measured_passes if self.meter.now == start_bytes else None
         return self._micro_batch_bytes(*measured_passes)
 
     def passes_without_repeat(self) -> MicroBatchBytes | None:
@@ -121,16 +121,16 @@ class StageRun:
         """
         if self._latest is None or self.layers.stack is None:
             return None
-        saved_bytes, forward, backward = self._latest
-        longer_work = forward.work_units + backward.work_units
-        shorter_passes = passes_without_repeat(forward, backward, self.layers.stack)
+        saved_bytes, forward_visits, backward_visits = self._latest
+        work_units = forward_visits.work_units + backward_visits.work_units
+        shorter_passes = passes_without_repeat(forward_visits, backward_visits, self.layers.stack)
         if shorter_passes is None:
             return None
-        forward, backward, repeat_bytes = shorter_passes
-        EFFORT.units += 2 * (forward.work_units + backward.work_units) + (
-            longer_work if self._has_whole_gradients else 0
+        forward_visits, backward_visits, repeat_bytes = shorter_passes
+        EFFORT.units += 2 * (forward_visits.work_units + backward_visits.work_units) + (
+            work_units if self._has_whole_gradients else 0
         )
-        return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward, backward)
+        return self._micro_batch_bytes(saved_bytes - repeat_bytes, forward_visits, backward_visits)
 
     def _micro_batch_bytes(self, saved_bytes: int, forward: PassVisits, backward: PassVisits) -> MicroBatchBytes:
         forward_peaks, backward_peaks = (

@@ -111,7 +111,7 @@ def replay_rank_on_allocator(
 
 
 def _replay_rank(
-    rank_setup: RankSetup, expandable_segments: bool, recorded_rank: RecordedRank, stores_steps: bool
+    rank_setup: RankSetup, has_expandable_segments: bool, recorded_rank: RecordedRank, stores_steps: bool
 ) -> ReplayResult:
     """Replays a rank from its recorded passes, or runs all passes if they do not repeat.
 
@@ -119,7 +119,7 @@ def _replay_rank(
     """
     stage_number = rank_setup.layout.coordinates(rank_setup.rank).pp
     if stage_number in recorded_rank.counted_steps:
-        return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(expandable_segments)
+        return recorded_rank.counted_steps.pop(stage_number).result_on_allocator(has_expandable_segments)
     rank_run = RankRun(rank_setup, memory_meter := EventMeter())
     if recorded_rank.pass_traces is not None:
         microbatches = rank_setup.training_config.microbatches
@@ -127,14 +127,14 @@ def _replay_rank(
         try:
             _replay_recorded(rank_run, memory_meter, recorded_rank, recorded_rank.pass_traces)
             if played_microbatches == microbatches:
-                return replay_steps_on_allocator(rank_run, memory_meter, expandable_segments)
+                return replay_steps_on_allocator(rank_run, memory_meter, has_expandable_segments)
             shorter_setup = replace(
                 rank_setup, training_config=replace(rank_setup.training_config, microbatches=played_microbatches)
             )
             shorter_run = RankRun(shorter_setup, shorter_meter := EventMeter())
             _replay_recorded(shorter_run, shorter_meter, recorded_rank, recorded_rank.pass_traces)
             return replay_shorter_on_allocator(
-                (rank_run, memory_meter), (shorter_run, shorter_meter), expandable_segments, played_microbatches
+                (rank_run, memory_meter), (shorter_run, shorter_meter), has_expandable_segments, played_microbatches
             )
         except NotRepeatingError:
             rank_run = RankRun(rank_setup, memory_meter := EventMeter())
@@ -144,7 +144,7 @@ def _replay_rank(
         counted_steps = count_steps(rank_run, memory_meter)
     if stores_steps:
         recorded_rank.counted_steps[stage_number] = counted_steps
-    return counted_steps.result_on_allocator(expandable_segments)
+    return counted_steps.result_on_allocator(has_expandable_segments)
 
 
 def _count_steps_of_few_layers(rank_setup: RankSetup) -> CountedSteps | None:
@@ -231,13 +231,13 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
     """Records the forward and backward passes of a pipeline rank."""
     pass_traces: dict[PassCase, PassTrace] = {}
     rank_run = RankRun(rank_setup, recorder := EventRecorder())
-    layers_before = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
+    first_layer_indices = [model_chunk.lowering.first_layer_index for model_chunk in rank_run.chunks]
     parameters = _record_steps(rank_run, recorder, pass_traces, STEPS[0])
     if parameters is not None and len(rank_run.chunks) > 1:  # of one chunk some are always in flight
         rank_run = RankRun(rank_setup, recorder := EventRecorder())
         if _record_steps(rank_run, recorder, pass_traces, SMALL_GROUP) is None:
             parameters = None
-    return RecordedRank(None if parameters is None else pass_traces, layers_before, parameters or ())
+    return RecordedRank(None if parameters is None else pass_traces, first_layer_indices, parameters or ())
 
 
 def _record_steps(

@@ -36,13 +36,13 @@ def with_launcher(command_line: CommandLine) -> CommandLine:
     """Returns a command of TRL with the launcher that it starts, and without the launcher's arguments."""
     launcher_words: list[str] = []
     other_words: list[str] = []
-    words = iter(command_line.words)
-    for word in words:
+    word_iterator = iter(command_line.words)
+    for word in word_iterator:
         option, equals_sign, option_value = word.partition("=")
         if not LAUNCHER_OPTION.fullmatch(option):
             other_words.append(word)
             continue
-        option_value = option_value if equals_sign else next(words, "")
+        option_value = option_value if equals_sign else next(word_iterator, "")
         if "config" not in option:
             launcher_words += [option, option_value]
         else:

@@ -153,9 +153,9 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= _preference_settings(reader, config, run_settings)
         else:
             run_settings |= _loss_settings(reader, config, run_settings)
-        precision, _ = weight_formats(reader, arguments, "float32")
-        launched_run = trainer_launch(reader, arguments, run_settings | precision)
-        loaded_bytes = 2 if "dtype" in precision else 4
+        format_settings, _ = weight_formats(reader, arguments, "float32")
+        launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
+        loaded_bytes = 2 if "dtype" in format_settings else 4
         if isinstance(launched_run.frozen, FrozenModel) and launched_run.framework == "fsdp2" and loaded_bytes == 4:
             # gathered in 16 bits alone
             launched_run = replace(launched_run, frozen=replace(launched_run.frozen, dtype="float32"))
@@ -186,8 +186,8 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
         return True
     generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
-        sequences_of_ranks = integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
-        generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // sequences_of_ranks)
+        global_sequence_count = integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
+        generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // global_sequence_count)
     generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
     return accumulation_steps % (generation_steps * reader.integer(config, "num_iterations", 1)) != 0
 
@@ -234,15 +234,15 @@ def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, 
     """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
     if "cross_entropy" in run_settings:
         return {}
-    loss = str(reader.value(config, "loss_type", SFT_LOSSES[0]))[:30]
-    if loss == "chunked_nll" and adapts_output_head(run_settings.get("lora_targets") or ()):
+    loss_name = str(reader.value(config, "loss_type", SFT_LOSSES[0]))[:30]
+    if loss_name == "chunked_nll" and adapts_output_head(run_settings.get("lora_targets") or ()):
         raise reader.wrong(
             "lora_target_modules",
             "TRL refuses adapters of the output head beside loss_type chunked_nll, its default; expected loss_type nll",
         )
-    if loss == "chunked_nll" and config.get("deepspeed"):
+    if loss_name == "chunked_nll" and config.get("deepspeed"):
         reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}
-    if loss == "chunked_nll":
+    if loss_name == "chunked_nll":
         return {"cross_entropy": "recomputed"}
     return {}

@@ -175,11 +175,11 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
-        changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
-        if "dtype" in changes.arguments:
+        model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
+        if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
-        config |= changes.arguments | _arguments_of_model_calls(named_calls)
+        config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
         if config_class == ARGUMENTS_CLASS:
@@ -197,23 +197,23 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         }
         reader.unknown |= {
             changed_name: reason
-            for changed_name, reason in changes.unknown.items()
+            for changed_name, reason in model_changes.unknown.items()
             if trl_config != "RewardConfig" or not changed_name.endswith("ForSequenceClassification")
         }
-        reader.notes += changes.notes
+        reader.notes += model_changes.notes
         reader.check_unknown()
         if script_arguments.used_values_text:
             reader.notes.append(f"arguments of the file: {script_arguments.used_values_text}")
         reader.notes.append("what the file computes otherwise is taken as its program's default")
         notes = tuple(reader.notes)
-    launch = (read_trl if is_trl_run else read_trainer)(config, source_file)
+    launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file)
     if config_class == ARGUMENTS_CLASS:
-        launch = embedding_run(launch, [(call.name, call.arguments) for call in named_calls])
+        launched_run = embedding_run(launched_run, [(call.name, call.arguments) for call in named_calls])
     return replace(
-        launch,
-        unknown={**reader.unknown, **launch.unknown},
-        notes=(*launch.notes, *notes),
-        published_weights=keeps_published_weights(launch, config),
+        launched_run,
+        unknown={**reader.unknown, **launched_run.unknown},
+        notes=(*launched_run.notes, *notes),
+        published_weights=keeps_published_weights(launched_run, config),
     )
 
 
@@ -345,7 +345,9 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
             continue
         while later_assignments and later_assignments[-1].lineno < node.lineno:
             variables |= _assigned_value(later_assignments.pop(), variables)
-        if any(_is_in_skipped_branch(test, branch, variables) for test, branch in conditions.get(id(node), ())):
+        if any(
+            _is_in_skipped_branch(condition, branch, variables) for condition, branch in conditions.get(id(node), ())
+        ):
             continue
         arguments = keyword_arguments(node, variables)
         first_argument = value_of(node.args[0], variables) if node.args else None
@@ -357,7 +359,7 @@ Condition: TypeAlias = tuple[ast.expr, bool]
 
 
 def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, ...]]:
-    """Returns the identity of a call → the conditions of the branches in which it is, of plain names alone."""
+    """Returns the id of a call node → the conditions of the branches around the call, if they are plain names."""
     conditions: dict[int, tuple[Condition, ...]] = {}
     open_nodes: list[tuple[ast.AST, tuple[Condition, ...]]] = [(syntax_tree, ())]
     while open_nodes:
@@ -375,13 +377,13 @@ def _conditions_of_calls(syntax_tree: ast.Module) -> dict[int, tuple[Condition, 
     return conditions
 
 
-def _is_in_skipped_branch(test: ast.expr, branch: bool, variables: Mapping[str, Any]) -> bool:
+def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mapping[str, Any]) -> bool:
     """Whether a condition that is a name, or its negation, is known not to have the value of a branch."""
     name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
     value = value_of(name_node, variables)
-    return isinstance(value, bool) and (value == (name_node is test)) != branch
+    return isinstance(value, bool) and (value == (name_node is test)) != is_true_branch
 
 
 def _assigned_value(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,20 +121,20 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             _call_arguments(reader, named_calls, values_by_name, lambda called_name: called_name.endswith("Trainer"))
             or {}
         )
-        changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
-        reader.unknown |= changes.unknown
-        reader.notes += changes.notes
-        config |= {argument: value for argument, value in changes.arguments.items() if argument == "optim"}
+        model_changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
+        reader.unknown |= model_changes.unknown
+        reader.notes += model_changes.notes
+        config |= {argument: value for argument, value in model_changes.arguments.items() if argument == "optim"}
         has_standby = STANDBY.search(file_text) is not None
         loss = CONFIGS[class_name]
         if loss == "embedding":
             model, config = {**EMBEDDING_MODEL, **model}, {"optim": "adamw_torch", **config}
             peft_arguments = None if peft_arguments is None else {**EMBEDDING_ADAPTERS, **peft_arguments}
-        launch = _run_of_calls(reader, model, peft_arguments, {**trainer_arguments, **config}, loss, has_standby)
+        launched_run = _run_of_calls(reader, model, peft_arguments, {**trainer_arguments, **config}, loss, has_standby)
         if loss != "embedding":
-            return launch
+            return launched_run
         loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
-        return embedding_run(launch, loss_calls)
+        return embedding_run(launched_run, loss_calls)
 
 
 def _run_of_calls(
@@ -142,7 +142,7 @@ def _run_of_calls(
     model: Mapping[str, Any],
     adapter_arguments: Mapping[str, Any] | None,
     config: Mapping[str, Any],
-    loss: str,
+    loss_name: str,
     is_standby: bool,
 ) -> Launch:
     """Returns the training run of the calls that load, adapt and train a model.
@@ -169,7 +169,7 @@ def _run_of_calls(
         run_settings |= attention_settings(reader, "attn_implementation", model["attn_implementation"])
     if reader.flag(model, "unsloth_tiled_mlp"):
         reader.notes.append("unsloth_tiled_mlp: networks are counted over all tokens at once, an upper bound")
-    if loss == "grpo":
+    if loss_name == "grpo":
         run_settings |= _batch_of_whole_groups(reader, config, run_settings)
     if adapter_arguments is None:
         if not reader.flag(model, "full_finetuning"):
@@ -179,17 +179,17 @@ def _run_of_calls(
         run_settings |= recompute_settings(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     else:
         run_settings |= _adapter_settings(reader, model, adapter_arguments)
-    if loss == "grpo":
+    if loss_name == "grpo":
         if config.get("max_prompt_length") is not None:
             run_settings |= grpo_length(reader, config, "max_prompt_length", adapter_arguments is not None)
         run_settings |= _log_probabilities(reader, config, run_settings)
-    elif loss == "sft":
+    elif loss_name == "sft":
         run_settings |= fused_loss(reader)
-    elif loss != "embedding":
-        run_settings |= pair_settings(reader, loss, run_settings)
+    elif loss_name != "embedding":
+        run_settings |= pair_settings(reader, loss_name, run_settings)
     if model.get("num_labels") is not None:  # auto_model=AutoModelForSequenceClassification
         reader.score_labels = reader.integer(model, "num_labels", 2)
-    reader.longest_samples = loss == "grpo" or not config.get("packing")
+    reader.longest_samples = loss_name == "grpo" or not config.get("packing")
     reader.notes.append(UPPER_BOUND)
     if reader.flag(model, "load_in_fp8"):
         reader.notes.append("load_in_fp8: frozen weights are counted in 16 bits, an upper bound")
@@ -200,7 +200,7 @@ def _run_of_calls(
     if model_name != loaded_name:
         reader.notes.append(f"{loaded_name[:100]}: the model is {model_name[:100]}, whose weights are in nf4")
     launched_run = replace(trainer_launch(reader, {}, run_settings, model_id=model_name), stack=STACK)
-    if loss != "grpo":
+    if loss_name != "grpo":
         return launched_run
     rollout = colocated_rollout(reader, {**config, "use_vllm": False}, launched_run, memory_share=0.9)
     if reader.flag(model, "fast_inference"):

@@ -167,9 +167,9 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     size_key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR}.ppo_micro_batch_size"
     if config.get(size_key) is None and config.get(total_key) is not None:
-        ranks = _training_devices(reader, config) // sequence_ranks
+        replica_count = _training_devices(reader, config) // sequence_ranks
         return max(
-            1, integer_of(reader, total_key, config[total_key]) // max(1, ranks)
+            1, integer_of(reader, total_key, config[total_key]) // max(1, replica_count)
         ), prompt_tokens + response_tokens
     if config.get(size_key) is None:
         raise reader.wrong(size_key, "missing; expected it, or use_dynamic_bsz=True")

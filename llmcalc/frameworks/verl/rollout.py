@@ -42,7 +42,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
     section_kind = "megatron" if is_megatron else "fsdp_config"
     reader.notes.append("rollouts at their longest")
     engine_name, flags = _engine_and_flags(reader, config)
-    sequences, tokens = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
+    sequence_count, token_count = _log_probability_batch(reader, config, actor_run.settings["batch"], rank_tokens)
     is_compiled = reader.flag(config, f"{ACTOR}.use_torch_compile", True)
     has_fused_kernels = reader.flag(config, f"{MODEL}.use_fused_kernels")
     bucket_key = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
@@ -57,9 +57,9 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         ),
         reference=_reference_model(reader, config, layout, is_megatron),
         critic=_critic_location(reader, config, is_megatron),
-        sequences=sequences,
-        tokens=tokens,
-        logit_tokens=tokens,
+        sequences=sequence_count,
+        tokens=token_count,
+        logit_tokens=token_count,
         logit_bytes=0
         if has_fused_kernels
         else 2
@@ -111,10 +111,10 @@ def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
     return flags
 
 
-def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, tokens: int) -> tuple[int, int]:
+def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: int, tokens: int) -> tuple[int, int]:
     """Returns the sequences of a log-probability micro-batch, and the rank's tokens per sequence.
 
-    sequences, tokens: those of a micro-batch of the update, which are the default.
+    sequence_count, tokens: those of a micro-batch of the update, which are the default.
     """
     if reader.flag(config, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR}.use_dynamic_bsz")):
         length_key = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
@@ -122,8 +122,8 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequences: int, 
         return 1, reader.integer(config, length_key, default_tokens)
     micro_batch_value = config.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
-        sequences = integer_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
-    return sequences, tokens
+        sequence_count = integer_of(reader, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
+    return sequence_count, tokens
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:
@@ -135,8 +135,8 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
     section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
     weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
     reference_location: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
-    ranks = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
-    return AdditionalModel(reference_location, 4 if weight_format in ("fp32", "float32") else 2, ranks)
+    shard_count = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
+    return AdditionalModel(reference_location, 4 if weight_format in ("fp32", "float32") else 2, shard_count)
 
 
 def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:

@@ -71,8 +71,8 @@ def with_keys_of_fsdp(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if override_key not in replaced_keys and not override_key.startswith(ENGINE_IGNORED)
     }
     if reader.flag(config, "data.use_dynamic_bsz", True):
-        ranks = reader.integer(config, "engine.ulysses_sequence_parallel_size", 1)
-        tokens = reader.integer(config, "data.max_token_len_per_gpu", 8192) * ranks
+        rank_count = reader.integer(config, "engine.ulysses_sequence_parallel_size", 1)
+        tokens = reader.integer(config, "data.max_token_len_per_gpu", 8192) * rank_count
         reader.notes.append(f"data.use_dynamic_bsz: micro-batches of {tokens} tokens, counted as one sequence")
         renamed_overrides |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
     return {"model.strategy": "fsdp", **renamed_overrides}

@@ -206,7 +206,7 @@ class VLLMServer(VLLMSettings):
 
     @property
     def converts_weights(self) -> bool:
-        """Whether vLLM converts weights of 16 bits as it loads them; those that `--quantize` states are stored so."""
+        """Whether vLLM quantizes 16-bit weights at load. With `--quantize` the checkpoint is quantized already."""
         is_stored_so = bool(self.flags.get("quantize")) or self.preset.has_quantized_weights
         return self.flags.get("quantization") in CONVERTING_WORDS and not is_stored_so
 

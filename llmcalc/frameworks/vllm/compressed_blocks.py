@@ -127,10 +127,10 @@ def _align_page(page_bytes: int) -> int:
 
 def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
     """Returns page bytes → number of a group's layers with pages of this size."""
-    layers: dict[int, int] = {}
+    layers_by_size: dict[int, int] = {}
     for cache_pages in group_pages:
-        layers[cache_pages.bytes] = layers.get(cache_pages.bytes, 0) + cache_pages.layers
-    return layers
+        layers_by_size[cache_pages.bytes] = layers_by_size.get(cache_pages.bytes, 0) + cache_pages.layers
+    return layers_by_size
 
 
 def _page_tuple_count(group_pages: Iterable[CachePages]) -> int:

@@ -62,12 +62,16 @@ class CUDAGraphs(NamedTuple):
         """
         if not self.graph_count:
             return 0
-        complex_layers = layers_with_many_kernels(rank)
-        simple_layers = rank.number_of_layers - complex_layers
-        graph_mib = graph_estimate.mib_per_layer * simple_layers + graph_estimate.mib_per_complex_layer * complex_layers
-        later_graphs = sum(max(self.copies * graph_count - 1, 0) for graph_count in (self.piecewise, self.full))
+        complex_layer_count = layers_with_many_kernels(rank)
+        simple_layer_count = rank.number_of_layers - complex_layer_count
+        graph_mib = (
+            graph_estimate.mib_per_layer * simple_layer_count
+            + graph_estimate.mib_per_complex_layer * complex_layer_count
+        )
+        later_graph_count = sum(max(self.copies * graph_count - 1, 0) for graph_count in (self.piecewise, self.full))
         return int(
-            max(graph_estimate.shared_mib * MIB, split_bytes) + later_graphs * max(1, graph_mib) * graphs_ratio * MIB
+            max(graph_estimate.shared_mib * MIB, split_bytes)
+            + later_graph_count * max(1, graph_mib) * graphs_ratio * MIB
         )
 
     def split_buffer_bytes(self, rank: EngineRank, element_bytes: int, compute_capability: str | None) -> int:

@@ -167,21 +167,21 @@ def encoder_run(
     )
     images_per_input = 1
     if encoder_request.video_frames is not None:
-        most_images = encoder_request.max_model_len // largest_image.tokens - encoder_request.video_frames.beside_image
+        image_limit = encoder_request.max_model_len // largest_image.tokens - encoder_request.video_frames.beside_image
         images_per_input = max(
-            1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, most_images)
+            1, min(encoder_request.video_frames.frames // tower.patches.temporal_patch_size, image_limit)
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
-    tokens = largest_image.tokens - timestamp_tokens
+    image_tokens = largest_image.tokens - timestamp_tokens
     image_patches = largest_image.parts * largest_image.rows * largest_image.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
         images_per_input = encoder_request.videos_as_images.frames
-        tokens = encoder_request.videos_as_images.frame_tokens
+        image_tokens = encoder_request.videos_as_images.frame_tokens
         timestamp_tokens = encoder_request.videos_as_images.marks
-    tokens, tokens_with_timestamps = (
-        images_per_input * tokens,
-        images_per_input * (tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
+    image_tokens, tokens_with_timestamps = (
+        images_per_input * image_tokens,
+        images_per_input * (image_tokens + (timestamp_tokens if encoder_request.videos_as_images is not None else 0)),
     )
     token_budget = max(encoder_request.max_num_batched_tokens, tokens_with_timestamps)
     prompt_images = max(
@@ -197,9 +197,9 @@ def encoder_run(
         rank_patches = min(rank_patches, image_patches * max(1, images_per_chunk))
     return EncoderRun(
         image_count,
-        tokens,
+        image_tokens,
         rank_patches * (patch_elements + _layer_elements(tower, encoder_request.ranks)) * element_bytes,
-        image_count * tokens * spec.hidden_size * element_bytes,
+        image_count * image_tokens * spec.hidden_size * element_bytes,
         image_count * patches_per_input * patch_elements * element_bytes,
         "video" if images_per_input > 1 else "images",
     )
@@ -220,7 +220,7 @@ def _processed_images(
     return processed_images
 
 
-def _layer_elements(vision_tower: VisionTower, ranks: int) -> int:
+def _layer_elements(vision_tower: VisionTower, rank_count: int) -> int:
     """Returns the largest number of live elements per patch in an encoder layer, which is not compiled.
 
     They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
@@ -229,9 +229,9 @@ def _layer_elements(vision_tower: VisionTower, ranks: int) -> int:
     attention, feed_forward = encoder_layer.attention, encoder_layer.feed_forward
     query_width = attention.num_attention_heads * (attention.head_dim or hidden_size // attention.num_attention_heads)
     attention_vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
-    reduced_output = hidden_size if ranks > 1 else 0
-    attention_elements = 2 * hidden_size + attention_vectors * query_width // ranks + hidden_size + reduced_output
-    network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // ranks
+    reduced_output = hidden_size if rank_count > 1 else 0
+    attention_elements = 2 * hidden_size + attention_vectors * query_width // rank_count + hidden_size + reduced_output
+    network_elements = 3 * hidden_size + (3 if feed_forward.gated else 2) * feed_forward.intermediate_size // rank_count
     return int((hidden_size if vision_tower.positions is not None else 0) + max(attention_elements, network_elements))
 
 

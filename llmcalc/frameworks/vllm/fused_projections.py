@@ -20,11 +20,11 @@ def unused_projection_bytes(rank: EngineRank, class_names: tuple[str, ...]) -> i
     if {*architectures(rank.preset)}.isdisjoint(class_names):
         return 0
     unused_elements = 0
-    for mixer, layers in mixers(rank.preset.model):
+    for mixer, layer_count in mixers(rank.preset.model):
         if isinstance(mixer, Attention) and (mixer.kv_shared or mixer.attention_k_eq_v):
             key_heads = max(1, (mixer.num_key_value_heads or mixer.num_attention_heads) // rank.layout.tp)
             head_dim = mixer.head_dim or rank.hidden_size // mixer.num_attention_heads
-            unused_elements += layers * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
+            unused_elements += layer_count * (2 if mixer.kv_shared else 1) * rank.hidden_size * key_heads * head_dim
     stored_elements = int(params(rank.model).by_component["attention"])
     return unused_elements * rank.weights_by_component["attention"] // (stored_elements * rank.layout.pp)
 

@@ -154,14 +154,14 @@ def block_pool(
     if not pooled_key_bytes:
         return _pool_of_layer_groups(layer_caches, recurrent_states, element_bytes, block_size, state_blocks)
     attention_caches = [cache for cache in layer_caches if cache.kind != INDEXER]
-    indexer_layers = sum(cache.layers for cache in layer_caches if cache.kind == INDEXER)
+    indexer_layer_count = sum(cache.layers for cache in layer_caches if cache.kind == INDEXER)
     pool = _pool_of_layer_groups(attention_caches, recurrent_states, element_bytes, block_size, state_blocks)
-    key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layers
+    key_bytes = math.ceil(pooled_key_bytes * pool.block_size) * indexer_layer_count
     return BlockPool(pool.block_bytes + key_bytes, pool.block_size, (*pool.groups, LayerGroup(1, None, CURRENT_STATE)))
 
 
 def _pooled_key_bytes(rank: EngineRank) -> Fraction:
-    """Returns the bytes per token of an indexer's keys of pools of tokens beside latents; 0 without such an indexer.
+    """Returns the bytes per token of an indexer's keys over token pools, beside latents; 0 without such an indexer.
 
     They are in 8 bits and stand in the blocks of the latents; the tokens of an incomplete pool have one block of a
     request (vllm/models/glm5next, `KpoolTailSpec` in v1/kv_cache_interface.py).
@@ -186,7 +186,7 @@ def _pool_of_layer_groups(
 ) -> BlockPool:
     """Returns the block pool of a model whose layers have several cache types."""
     most_elements_per_token = max(layer_cache.width for layer_cache in layer_caches)
-    layers_by_kind: dict[tuple[int | None, int], int] = {}
+    layer_counts_by_kind: dict[tuple[int | None, int], int] = {}
     for layer_cache in layer_caches:
         if most_elements_per_token % layer_cache.width:
             raise InputError(
@@ -194,7 +194,7 @@ def _pool_of_layer_groups(
                 "not modelled; expected a divisor"
             )
         cache_kind = layer_cache.window, most_elements_per_token // layer_cache.width
-        layers_by_kind[cache_kind] = layers_by_kind.get(cache_kind, 0) + layer_cache.layers
+        layer_counts_by_kind[cache_kind] = layer_counts_by_kind.get(cache_kind, 0) + layer_cache.layers
     token_bytes = math.ceil(most_elements_per_token * element_bytes)
     state_layers = max((state_cache.layers for state_cache in recurrent_states), default=0)
     if recurrent_states:
@@ -202,12 +202,12 @@ def _pool_of_layer_groups(
         state_alignment = state_blocks.alignment
         state_block_tokens = -(-state_bytes // (token_bytes * state_alignment)) * state_alignment
         block_size = max(block_size, state_block_tokens)
-    layer_counts = [*layers_by_kind.values(), *([state_layers] if recurrent_states else [])]
+    layer_counts = [*layer_counts_by_kind.values(), *([state_layers] if recurrent_states else [])]
     fewest_layers, most_layers = min(layer_counts), max(layer_counts)
     layers_per_group = most_layers if most_layers < PADDING_RATIO * fewest_layers else fewest_layers
     layer_groups = [
-        LayerGroup(-(-layers // layers_per_group), window, block_tokens=block_ratio * block_size)
-        for (window, block_ratio), layers in layers_by_kind.items()
+        LayerGroup(-(-layer_count // layers_per_group), window, block_tokens=block_ratio * block_size)
+        for (window, block_ratio), layer_count in layer_counts_by_kind.items()
     ]
     if recurrent_states:
         layer_groups.append(LayerGroup(-(-state_layers // layers_per_group), None, state_blocks))

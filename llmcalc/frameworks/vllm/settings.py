@@ -398,10 +398,10 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def whole_videos(self) -> VideosAsImages | None:
-        """The rules of videos that must fit in one batch as a whole; None where they need not."""
-        videos = self.engine_record.videos_as_images(self.version_of_rules)
-        is_whole = videos is not None and videos.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
-        return videos if is_whole else None
+        """The rules of videos if a whole video must fit in one batch; None if it need not."""
+        rules = self.engine_record.videos_as_images(self.version_of_rules)
+        must_be_whole = rules is not None and rules.whole_in_batch and tokens_of_whole_images(self.preset.model) > 0
+        return rules if must_be_whole else None
 
     @property
     def largest_input_tokens(self) -> int:
@@ -448,14 +448,14 @@ class VLLMSettings(EngineServer):
         A server's log says "Setting KV cache block size to 128 to match MiniMax-M3 sparse block size (was 16)"
         (index:60171799662); its backend supports no other size (v1/attention/backends/minimax_m3_sparse.py).
         """
-        attention_parts = [mixer for mixer, _ in mixers(self.preset.model)]
-        indexers = [getattr(mixer, "block_indexer", None) for mixer in attention_parts]
-        selected_blocks = [indexer.index_block_size for indexer in indexers if indexer is not None]
+        model_mixers = [mixer for mixer, _ in mixers(self.preset.model)]
+        indexers = [getattr(mixer, "block_indexer", None) for mixer in model_mixers]
+        block_sizes = [indexer.index_block_size for indexer in indexers if indexer is not None]
         if self.hardware.vendor != "AMD" and any(
-            isinstance(mixer, MLA) and isinstance(mixer.indexer, Indexer) for mixer in attention_parts
+            isinstance(mixer, MLA) and isinstance(mixer.indexer, Indexer) for mixer in model_mixers
         ):
-            selected_blocks.append(SPARSE_LATENT_BLOCK)
-        return int(self.flags.get("block_size", max(selected_blocks, default=DEFAULT_BLOCK_TOKENS)))
+            block_sizes.append(SPARSE_LATENT_BLOCK)
+        return int(self.flags.get("block_size", max(block_sizes, default=DEFAULT_BLOCK_TOKENS)))
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if unmodelled_key is not None:
         raise InputError(f"{FLAG}: {unmodelled_key} is not modelled; remove the key")
     draft_model = read_draft(model, f"{FLAG}: the draft model", "a folder or a hub id as its model")
-    same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
-    _check_draft(preset, draft_model, str(drafting_method), same_vocabulary)
+    needs_same_vocabulary = drafting_method == "draft_model" and not speculative_config.get("use_heterogeneous_vocab")
+    _check_draft(preset, draft_model, str(drafting_method), needs_same_vocabulary)
     return Speculation(draft_tokens, draft=draft_model)
 
 

@@ -81,11 +81,11 @@ def read_gguf(path: Path) -> Checkpoint:
         version = bounded_reader.read_number("I", "version")
         if version not in (2, 3):
             raise InputError(f"{path}: version: {version} is not supported; expected 2 or 3, little-endian")
-        tensors = bounded_reader.read_number("Q", "tensor_count")
+        tensor_count = bounded_reader.read_number("Q", "tensor_count")
         metadata_count = bounded_reader.read_number("Q", "metadata_kv_count")
-        if tensors > MOST_TENSORS or metadata_count > MOST_PAIRS:
+        if tensor_count > MOST_TENSORS or metadata_count > MOST_PAIRS:
             raise InputError(
-                f"{path}: {tensors:,} tensors and {metadata_count:,} metadata entries; expected at most "
+                f"{path}: {tensor_count:,} tensors and {metadata_count:,} metadata entries; expected at most "
                 f"{MOST_TENSORS:,} and {MOST_PAIRS:,} (not a GGUF file, or a damaged one)"
             )
         metadata: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def read_gguf(path: Path) -> Checkpoint:
             )
         tensors_by_name: dict[str, StoredTensor] = {}
         data_starts: list[int] = []
-        for _ in range(tensors):
+        for _ in range(tensor_count):
             tensor, data_offset = _read_tensor(bounded_reader)
             if not tensor.name:
                 raise InputError(f"{path}: a tensor has no name; not a GGUF file")

@@ -74,10 +74,10 @@ def _expert_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -
 
 
 def _llama_fields(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    experts = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
-    if not experts.get("num_local_experts"):
+    expert_fields = _read_metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+    if not expert_fields.get("num_local_experts"):
         return {"attention_bias": _has_tensor(checkpoint, "attn_q.bias"), "num_experts_per_tok": None}
-    return {**experts, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    return {**expert_fields, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
 
 
 def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:

@@ -63,8 +63,8 @@ class Checkpoint:
         """Returns the numbers of tensors, elements and bytes by number format, the largest first."""
         sizes_by_dtype: dict[str, tuple[int, int, int]] = {}
         for tensor in self.tensors:
-            tensors, element_count, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
-            sizes_by_dtype[tensor.dtype] = (tensors + 1, element_count + tensor.elements, nbytes + tensor.nbytes)
+            tensor_count, element_count, nbytes = sizes_by_dtype.get(tensor.dtype, (0, 0, 0))
+            sizes_by_dtype[tensor.dtype] = (tensor_count + 1, element_count + tensor.elements, nbytes + tensor.nbytes)
         return dict(sorted(sizes_by_dtype.items(), key=lambda item: -item[1][2]))
 
 
@@ -106,20 +106,20 @@ class BoundedReader:
 
     def skip_texts(self, text_count: int, header_field: str) -> None:
         """Skips `text_count` texts, each preceded by its length in 8 bytes."""
-        file_buffer, position = b"", 0  # a part of the file, and how much of it has been passed
+        file_buffer, offset = b"", 0  # a part of the file, and how much of it has been passed
         for _ in range(text_count):
-            if len(file_buffer) - position < 8:
+            if len(file_buffer) - offset < 8:
                 next_bytes = self.read_bytes(min(_PART, self.size - self.position), header_field)
-                file_buffer, position = file_buffer[position:] + next_bytes, 0
-            if len(file_buffer) - position < 8:
+                file_buffer, offset = file_buffer[offset:] + next_bytes, 0
+            if len(file_buffer) - offset < 8:
                 self._check_bytes_left(self.size, header_field)  # raises: the file ends here
-            text_length = int.from_bytes(file_buffer[position : position + 8], "little")
-            position += 8 + text_length
-            if position > len(file_buffer):
-                self.skip_bytes(position - len(file_buffer), header_field)
-                file_buffer, position = b"", 0
-        self.file.seek(position - len(file_buffer), 1)
-        self.position += position - len(file_buffer)
+            text_length = int.from_bytes(file_buffer[offset : offset + 8], "little")
+            offset += 8 + text_length
+            if offset > len(file_buffer):
+                self.skip_bytes(offset - len(file_buffer), header_field)
+                file_buffer, offset = b"", 0
+        self.file.seek(offset - len(file_buffer), 1)
+        self.position += offset - len(file_buffer)
 
     def _check_bytes_left(self, byte_count: int, header_field: str) -> None:
         if not 0 <= byte_count <= self.size - self.position:

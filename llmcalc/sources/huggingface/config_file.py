@@ -120,7 +120,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
 
 
 def _is_colbert(config: Mapping[str, Any]) -> bool:
-    """Whether a config's class projects tokens to vectors whose size a file beside it may state."""
+    """Whether a config's class projects tokens to vectors, whose size another file of the folder may state."""
     projection = PROJECTIONS.get(architecture_of(config))
     return projection is not None and projection.size_field == PROJECTION_FIELD
 

@@ -230,15 +230,15 @@ def _class_projection(
     projection = PROJECTIONS[architecture_of(root_config)]
     sized_config = config if projection.size_field in config.data else Config(root_config, {}, config.model_type)
     is_stated = sized_config.data.get(projection.size_field) is not None
-    head = {
+    head_table = {
         "type": "projection",
         "size": sized_config.integer(projection.size_field) if is_stated else projection.vector_size,
         **({"bias": True} if projection.bias else {}),
         **({"inner_size": text_hidden_size // 2} if projection.has_half_width_layer else {}),
     }
     if is_stated or projection.size_field != PROJECTION_FIELD:
-        return head, []
-    return head, [
+        return head_table, []
+    return head_table, [
         f"dim: not in the config, and no {ARTIFACT_FILE} is beside it; tokens are projected to ColBERT's usual "
         f"{projection.vector_size} numbers"
     ]

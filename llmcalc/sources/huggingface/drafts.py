@@ -142,8 +142,8 @@ def _flattened_config(config: Mapping[str, Any], draft_type: str) -> dict[str, A
         if not isinstance(section_data, dict):
             raise InputError(f"{section_name}: {shown(section_data)}; expected a table of fields")
         flattened_fields |= section_data
-    layers = config.get("transformer_layer_config") or {}
-    if draft_type in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
+    layer_fields = config.get("transformer_layer_config") or {}
+    if draft_type in ("eagle3", "peagle") and layer_fields.get("model_type") == "qwen3":
         flattened_fields["use_qk_norm"] = True
     unread_fields = (*SECTIONS, "architectures")
     return {

@@ -1,4 +1,4 @@
-"""The model type of a parsed `config.json`: as it says, or as its class and fields do, if they are of another model."""
+"""Finds the model type of a parsed `config.json`: the stated type, or that of its class and fields if they differ."""
 
 from __future__ import annotations
 

@@ -108,19 +108,19 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     rank, rank_pattern = adapter_config.get("r"), adapter_config.get("rank_pattern")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank):
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options = f"--lora-rank {rank}"
+    options_text = f"--lora-rank {rank}"
     for field, option in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
-        names = adapter_config.get(field)
-        names = [names] if names == ALL_LINEAR else names
+        module_names = adapter_config.get(field)
+        module_names = [module_names] if module_names == ALL_LINEAR else module_names
         if (
-            isinstance(names, list)
-            and names
-            and all(isinstance(name, str) and MODULE.fullmatch(name) for name in names)
+            isinstance(module_names, list)
+            and module_names
+            and all(isinstance(name, str) and MODULE.fullmatch(name) for name in module_names)
         ):
-            options += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in names}))}"
-    options += " --use-dora" if adapter_config.get("use_dora") is True else ""
+            options_text += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in module_names}))}"
+    options_text += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = " (its rank_pattern has other ranks for some layers)" if rank_pattern else ""
-    return f"llmcalc memory counts its training with {options}{remark}"
+    return f"llmcalc memory counts its training with {options_text}{remark}"
 
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -208,8 +208,8 @@ def _ffn_width(model_args: Mapping[str, Any]) -> int:
     ffn_factor = model_args.get("ffn_dim_multiplier")
     if ffn_factor is not None and (not is_number(ffn_factor) or not 0 < ffn_factor <= 100):
         raise InputError(f"ffn_dim_multiplier: {shown(ffn_factor)}; expected a number above 0, up to 100")
-    ffn = 4 * hidden_size * 2 // 3
-    return width_multiple * ceil((ffn if ffn_factor is None else int(ffn_factor * ffn)) / width_multiple)
+    width = 4 * hidden_size * 2 // 3
+    return width_multiple * ceil((width if ffn_factor is None else int(ffn_factor * width)) / width_multiple)
 
 
 def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -274,14 +274,14 @@ def _read_mistral(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     }
     if model_args.get("head_dim") is not None:
         config["head_dim"] = _positive_size(model_args, "head_dim")
-    experts = model_args.get("moe")
-    if experts is not None:
-        if not isinstance(experts, dict):
-            raise InputError(f"moe: {shown(experts)}; expected a table of fields")
+    expert_args = model_args.get("moe")
+    if expert_args is not None:
+        if not isinstance(expert_args, dict):
+            raise InputError(f"moe: {shown(expert_args)}; expected a table of fields")
         config |= {
             "model_type": "mixtral",
-            "num_local_experts": _positive_size(experts, "num_experts"),
-            "num_experts_per_tok": _positive_size(experts, "num_experts_per_tok"),
+            "num_local_experts": _positive_size(expert_args, "num_experts"),
+            "num_experts_per_tok": _positive_size(expert_args, "num_experts_per_tok"),
         }
     return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
 
@@ -419,11 +419,11 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
             f"ssm_cfg: {shown(ssm_config)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
         )
     vocab_multiple = _positive_size(model_args, "pad_vocab_size_multiple", 8)
-    vocab = _positive_size(model_args, "vocab_size")
+    vocab_size = _positive_size(model_args, "vocab_size")
     expansion_factor = _positive_size(ssm_config, "expand", 2)
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",
-        "vocab_size": vocab_multiple * ceil(vocab / vocab_multiple),
+        "vocab_size": vocab_multiple * ceil(vocab_size / vocab_multiple),
         "hidden_size": hidden_size,
         "num_hidden_layers": _positive_size(model_args, "n_layer"),
         "expand": expansion_factor,

@@ -334,7 +334,7 @@ It scores every token; that of Jina's reranker scores the last one alone in prac
 
 
 def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
-    """Returns the head of a reranker that scores the output of each layer from `start_layer` on by a weight of its own.
+    """Returns the head of a reranker with a separate score weight for the output of each layer from `start_layer` on.
 
     The weights are counted as one matrix that runs on every token, with a remark.
 
@@ -347,12 +347,12 @@ def scores_of_layers(config: Config, head: Table, layer_step: int = 1) -> Table:
         raise config.error("start_layer", first_layer, f"at most num_hidden_layers = {depth}")
     if head["type"] != "lm":
         return head
-    label_count = len(range(first_layer, depth + 1, layer_step))
+    score_count = len(range(first_layer, depth + 1, layer_step))
     config.notes.append(
-        f"start_layer: {label_count} layers have a score of their own; that a pass computes those of cutoff_layers "
+        f"start_layer: {score_count} layers have a score of their own; that a pass computes those of cutoff_layers "
         "alone, by default the last layer's, is not counted"
     )
-    return {"type": "classification", "num_labels": label_count, "over": "token", "bias": False}
+    return {"type": "classification", "num_labels": score_count, "over": "token", "bias": False}
 
 
 def head_table(
@@ -422,15 +422,15 @@ def layer_pattern(layer_kinds: list[str]) -> Table:
 
 def _shortest_period(layer_kinds: list[str]) -> int:
     """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
-    border_lengths = [0] * len(
+    prefix_lengths = [0] * len(
         layer_kinds
     )  # length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
     for i in range(1, len(layer_kinds)):
-        prefix_length = border_lengths[i - 1]
+        prefix_length = prefix_lengths[i - 1]
         while prefix_length and layer_kinds[i] != layer_kinds[prefix_length]:
-            prefix_length = border_lengths[prefix_length - 1]
-        border_lengths[i] = prefix_length + (layer_kinds[i] == layer_kinds[prefix_length])
-    return len(layer_kinds) - border_lengths[-1]
+            prefix_length = prefix_lengths[prefix_length - 1]
+        prefix_lengths[i] = prefix_length + (layer_kinds[i] == layer_kinds[prefix_length])
+    return len(layer_kinds) - prefix_lengths[-1]
 
 
 def moe(experts: int, top_k: int, expert: Table, shared_expert: Table | None = None, **other_fields: Any) -> Table:
@@ -503,8 +503,8 @@ def check_shared_layers(config: Config, layer_kinds: list[str], shared_layers: i
 
     The last `num_kv_shared_layers` layers share.
     """
-    first_shared = len(layer_kinds) - shared_layers
-    missing_kinds = {*layer_kinds[max(first_shared, 0) :]} - {*layer_kinds[: max(first_shared, 0)]}
+    first_shared_layer = len(layer_kinds) - shared_layers
+    missing_kinds = {*layer_kinds[max(first_shared_layer, 0) :]} - {*layer_kinds[: max(first_shared_layer, 0)]}
     if missing_kinds:
         raise config.error(
             "num_kv_shared_layers",
@@ -588,7 +588,7 @@ def prediction(config: Config, norm: Table | None = None) -> Table:
 def add_prediction(
     config: Config, stack: Table, layer_kind: str, layer_changes: Table, norm: Table | None = None, **module_fields: Any
 ) -> Table:
-    """Returns the field `mtp` of modules with a layer of another kind than the last, and adds the kind to the stack.
+    """Returns the field `mtp` of modules whose layer differs from the last one, and adds the layer's kind to the stack.
 
     layer_kind, layer_changes: the layer's kind, and its fields other than the block's.
     norm: as in `prediction`. module_fields: further fields of the modules.
@@ -601,7 +601,7 @@ def add_prediction(
 
 
 def uncounted_prediction(config: Config) -> None:
-    """Adds a remark if the config has MTP modules of another structure than DeepSeek's."""
+    """Adds a remark if the config has MTP modules whose structure differs from DeepSeek's."""
     for field_name in ("num_nextn_predict_layers", "num_mtp_modules"):
         if config.has(field_name) and config.count(field_name):
             config.notes.append(f"{field_name}: the multi-token-prediction modules are not counted")

@@ -229,10 +229,10 @@ def other_classes() -> dict[str, dict[str, list[str]]]:
     Key `classes`: model type → its classes. `causal`: the types with a causal language model. `language`: the types
         with a language model of any kind.
     """
-    classes_by_type: dict[str, dict[str, list[str]]] = json.loads(
+    other_classes_by_type: dict[str, dict[str, list[str]]] = json.loads(
         Path(__file__).with_name("other_classes.json").read_text()
     )
-    return classes_by_type
+    return other_classes_by_type
 
 
 def is_measurable(config: Mapping[str, Any]) -> bool:

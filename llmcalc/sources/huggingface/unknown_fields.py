@@ -62,7 +62,7 @@ class UnknownField(NamedTuple):
         if field_name == PER_LAYER and isinstance(self.value, dict):
             return any(self.value.values())
         if isinstance(self.value, list) and len(self.value) == self.layer_count:
-            layer_numbers = {layer_value for layer_value in self.value if type(layer_value) is int}
+            layer_numbers = {list_value for list_value in self.value if type(list_value) is int}
             if (
                 len(layer_numbers) > 1
                 and not layer_numbers <= {0, 1}

@@ -38,7 +38,7 @@ def _patches_per_side(tower: Any) -> int:
 
 
 def _siglip_section(tower: Any) -> Table:
-    block, shape = (
+    block, image_fields = (
         tower.stack.block,
         {"num_channels": tower.patches.num_channels, "image_size": _patches_per_side(tower) * tower.patches.patch_size},
     )
@@ -47,7 +47,7 @@ def _siglip_section(tower: Any) -> Table:
         "hidden_act": _activation_name(block.feed_forward.hidden_act),
         "layer_norm_eps": block.norm.eps,
     }
-    return {"model_type": "siglip_vision_model", **_layer_fields(tower), **shape, **layer_fields}
+    return {"model_type": "siglip_vision_model", **_layer_fields(tower), **image_fields, **layer_fields}
 
 
 def paligemma_sections(towers: Towers) -> Table:
@@ -92,7 +92,7 @@ def _gemma4_vision(tower: Any, projector: Any) -> Table:
 
 
 def _gemma4_audio(tower: Any) -> Table:
-    layers = {
+    size_fields = {
         "hidden_size": tower.hidden_size,
         "num_hidden_layers": tower.num_hidden_layers,
         "num_attention_heads": tower.attention.num_attention_heads,
@@ -113,7 +113,7 @@ def _gemma4_audio(tower: Any) -> Table:
     }
     return {
         "model_type": "gemma4_audio",
-        **layers,
+        **size_fields,
         **window_fields,
         **convolution_fields,
         "output_proj_dims": tower.output_size,

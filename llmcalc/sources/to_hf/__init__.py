@@ -99,7 +99,7 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
     if not other_configs:
         return ""
     mismatches_of_class = [
-        (name, sorted(differences(spec_values, values), key=_is_in_tower)) for name, values in other_configs
+        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
     ]
     class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
@@ -170,7 +170,7 @@ def _candidate_config(model_type: str, family: Family, class_name: str, config_v
 
 
 def _group_fields(model_type: str, family: Family, config_values: ConfigValues) -> dict[str, Any]:
-    """Returns the groups of experts, for a class that selects a token's experts from some of them."""
+    """Returns the fields of expert groups, for a class that selects a token's experts from some of the groups."""
     if not has_grouped_router(model_type, family) or not config_values.expert_layers():
         return {}
     router_groups = config_values.moe.router.expert_groups

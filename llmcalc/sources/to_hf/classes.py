@@ -43,14 +43,14 @@ def _class_endings(known_classes: list[str], spec: ModelSpec) -> list[str | tupl
         return ["ForSequenceClassification", "ForTokenClassification", "ForPreTraining"]
     if isinstance(spec.head, LMHead):
         return [_language_model_class_names(known_classes, spec)]
-    encoders = tuple(_classes_ending_with(known_classes, "EncoderModel"))
-    if spec.kind == "encoder" and encoders:
-        return [encoders]
+    encoder_classes = tuple(_classes_ending_with(known_classes, "EncoderModel"))
+    if spec.kind == "encoder" and encoder_classes:
+        return [encoder_classes]
     return [
         tuple(
             class_name
             for class_name in known_classes
-            if head_kind_of_config({"architectures": [class_name]}) == "none" and class_name not in encoders
+            if head_kind_of_config({"architectures": [class_name]}) == "none" and class_name not in encoder_classes
         )
     ]
 

@@ -132,9 +132,9 @@ def _stack_tables(stack: Stack, hidden: int) -> dict[str, Any]:
         "hidden_size": stack.hidden_size,
         **{field: _plain_values(getattr(stack, field), hidden) for field in stack_fields},
     }
-    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
+    first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in layers}
     owner_indices = [
-        first_index[name] if name in stack.shared_layers else layer for layer, name in enumerate(layer_kinds)
+        first_indices[name] if name in stack.shared_layers else layer for layer, name in enumerate(layer_kinds)
     ]
     return {**stack_table, "shared_layers": owner_indices, "layers": [layers[layer_kind] for layer_kind in layer_kinds]}
 

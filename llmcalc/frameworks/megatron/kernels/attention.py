@@ -338,8 +338,8 @@ class AttentionKernels(LinearKernels):
 
     def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
-        sizes_fit = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
-        return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
+        has_fitting_sizes = 16 < key_count <= LONGEST_FUSED and query_count % 4 == 0 and key_count % 4 == 0
+        return bool(self.rank_choices.softmax_fusion and has_fitting_sizes and heads % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""

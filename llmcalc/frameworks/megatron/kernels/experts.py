@@ -272,13 +272,13 @@ class ExpertKernels(HeadKernels):
         """Sums expert outputs per token and reduce-scatters the sums to the tokens' ranks."""
         kernel_choices, row_width = self.rank_choices, expert_outputs[0].shape[1]
         x = local_tensors["hidden_states"]
-        group_size, gathered_rows = kernel_choices.ep * kernel_choices.etp, x.shape[0]
+        group_size, gathered_row_count = kernel_choices.ep * kernel_choices.etp, x.shape[0]
         del x
-        summed_outputs = self.unpermute(expert_outputs, gathered_rows, local_tensors["index"])
+        summed_outputs = self.unpermute(expert_outputs, gathered_row_count, local_tensors["index"])
         if group_size == 1:
             return summed_outputs
         combined_rows = self.t.to(summed_outputs, self.router_dtype)
-        row_count = gathered_rows // group_size
+        row_count = gathered_row_count // group_size
         del row_width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
         return self.t.to(reduced_rows, BFLOAT16)

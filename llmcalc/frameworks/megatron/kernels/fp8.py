@@ -207,7 +207,7 @@ class Fp8Kernels(DeltaKernels):
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradient = [self.quantize(n_rows, n_out)]
+            quantized_gradients = [self.quantize(n_rows, n_out)]
             gathered_input = (
                 [self.gather_quantized(n_rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded and not has_user_buffers
@@ -227,7 +227,7 @@ class Fp8Kernels(DeltaKernels):
             gathered_input.clear()
             transposed_copy.clear()
             if is_sharded:
-                quantized_gradient.clear()
+                quantized_gradients.clear()
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
@@ -272,8 +272,8 @@ class Fp8Kernels(DeltaKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradient = [self.quantize(row_count, n_out)]
-            requantized_input = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
+            quantized_gradients = [self.quantize(row_count, n_out)]
+            requantized_inputs = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
             gathered_input = (
                 [self.gather_quantized(row_count, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded
@@ -283,15 +283,15 @@ class Fp8Kernels(DeltaKernels):
             input_gradient = self.new_tensor(row_count, n_in)
             scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
             if gathers_rowwise_only and self.rank_choices.saves_transposed:
-                transposed_copy = [self.new_tensor(n_in, row_count, UINT8)]
+                transposed_copies = [self.new_tensor(n_in, row_count, UINT8)]
             else:
-                transposed_copy = []
+                transposed_copies = []
             weight_gradient = self.weight_gradient(weight)
-            requantized_input.clear()
+            requantized_inputs.clear()
             gathered_input.clear()
-            transposed_copy.clear()
+            transposed_copies.clear()
             if is_sharded:
-                quantized_gradient.clear()
+                quantized_gradients.clear()
             return [
                 input_gradient if scattered_gradient is None else scattered_gradient,
                 weight_gradient,
@@ -378,17 +378,17 @@ class Fp8Kernels(DeltaKernels):
 
         def backward(saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: Needs) -> Gradients:
             if uses_user_buffers:
-                quantized_gradient = [self.quantize(self.local_rows(n_rows), n_out)]
+                quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
             elif is_divided:
-                local_gradient = [
+                local_gradients = [
                     self.quantize(self.local_rows(n_rows), n_out, by_columns=not self.gathers_rowwise_only)
                 ]
                 gathered_gradient, sorting_buffers = self.gather_quantized(n_rows, n_out, True, True)
-                quantized_gradient = [gathered_gradient]
-                local_gradient.clear()
+                quantized_gradients = [gathered_gradient]
+                local_gradients.clear()
                 del gathered_gradient, sorting_buffers
             else:
-                quantized_gradient = [self.quantize(n_rows, n_out)]
+                quantized_gradients = [self.quantize(n_rows, n_out)]
             requantized_input = (
                 [self.quantize(n_rows, n_in, by_rows=self.gathers_rowwise_only)] if saves_16_bits else []
             )
@@ -399,7 +399,7 @@ class Fp8Kernels(DeltaKernels):
             if not saves_16_bits:
                 saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(inputmat_total)
             if is_divided:
-                quantized_gradient.clear()
+                quantized_gradients.clear()
             return [input_gradient, weight_gradient]
 
         saved_for_backward = [x] if saves_16_bits else quantized_input.columnwise

@@ -299,8 +299,8 @@ class LinearKernels(RankKernels):
         input_gradient = self.new_tensor(row_count, input_shape[1])
         scattered_gradient = self.new_tensor(*input_shape) if self.rank_choices.sequence_parallel else None
         weight_gradient = self.weight_gradient(weight)
-        bias_gradient = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
-        return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias_gradient]
+        bias_gradients = [] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)]
+        return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias_gradients]
 
     def row_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer without its bias, and reduces the output over ranks."""

@@ -236,15 +236,15 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         )
         attention = branch_items[attention_index]
         assert isinstance(attention, Step)
-        steps_before = [module_item for module_item in items[:forms_index] if isinstance(module_item, Step)]
+        preceding_steps = [module_item for module_item in items[:forms_index] if isinstance(module_item, Step)]
         down_projections = [
             operation
-            for operation in steps_before
-            if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, steps_before))
+            for operation in preceding_steps
+            if operation.name in DOWN or (operation.verb == "split" and self._splits_latent(operation, preceding_steps))
         ]
         up_projections = [
             operation
-            for operation in (*steps_before, *branch_items[:attention_index])
+            for operation in (*preceding_steps, *branch_items[:attention_index])
             if isinstance(operation, Step) and operation not in down_projections
         ]
         new_storages: set[int] = set()
@@ -256,12 +256,13 @@ class DiscardedOutputKernels(SparseAttentionKernels):
                 if id(input_value.storage) not in new_storages
             }
             new_storages |= {id(output.storage) for output in operation.outs}
-        values_before = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
+        tensors_by_value_id = {value_id: self.values[value_id] for value_id in tensors_read if value_id in self.values}
         super().run_items(down_projections)
         inputs_by_value = [
-            (value, values_before.get(value_id) or self.tensor_of(value)) for value_id, value in tensors_read.items()
+            (value, tensors_by_value_id.get(value_id) or self.tensor_of(value))
+            for value_id, value in tensors_read.items()
         ]
-        values_before.clear()
+        tensors_by_value_id.clear()
         input_values, tensors = [value for value, _ in inputs_by_value], [tensor for _, tensor in inputs_by_value]
         del inputs_by_value
         outer_frames = self._copy_frames()

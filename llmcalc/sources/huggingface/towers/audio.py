@@ -17,19 +17,19 @@ from .section import TowerSection, patches_per_side, projector, self_attention, 
 from .siglip import siglip_of_rows
 
 
-def _whisper_encoder(config: Config, width: str, depth: str, heads: str, ffn_width: str) -> Table:
+def _whisper_encoder(config: Config, width_field: str, depth_field: str, heads_field: str, ffn_width: str) -> Table:
     """Returns Whisper's encoder: two convolutions, a position embedding, and layers whose keys have no bias."""
     norm, position_rows = layernorm(), config.integer("max_source_positions")
-    attention = self_attention(config, heads, width, **biases(True, "q_bias", "v_bias", "o_bias"))
+    attention = self_attention(config, heads_field, width_field, **biases(True, "q_bias", "v_bias", "o_bias"))
     ffn = mlp(config.integer(ffn_width), config.choice(ACTIVATIONS, "activation_function"))
     stack = {
-        "num_hidden_layers": config.integer(depth),
+        "num_hidden_layers": config.integer(depth_field),
         "block": layer_table(attention, ffn, norm),
         "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": position_rows},
         "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
-    return {"type": "audio", "hidden_size": config.integer(width), "stack": stack}
+    return {"type": "audio", "hidden_size": config.integer(width_field), "stack": stack}
 
 
 def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -48,11 +48,11 @@ def _audio_clip_rule(config: Config, merge_size: int, **rule_fields: int | bool)
 def _read_voxtral(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Voxtral: consecutive positions are concatenated to the FFN width of the encoder's layers."""
     tower = _whisper_encoder(config, *WHISPER_NAMES)
-    hidden, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
-    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
+    hidden_size, activation = config.integer("hidden_size"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
     tower["audio"] = _audio_clip_rule(config, merged_frames, padded=True, several=True)
     linear_layers = two_linear_layers(text_hidden_size, activation, bias=False)
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
 
 def _read_audio_flamingo(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -74,17 +74,17 @@ def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **mer
 
     merge_fields: how another projector of two linear layers merges positions.
     """
-    bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
+    has_bias, activation = root_config.flag("projector_bias"), root_config.choice(ACTIVATIONS, "projector_hidden_act")
     merge_fields = merge_fields or {"frames": root_config.integer("audio_merge_size"), "out_norm": layernorm()}
     linear_layers = projector(
-        config.integer("hidden_size"), *two_linear_layers(text_hidden_size, activation, bias), **merge_fields
+        config.integer("hidden_size"), *two_linear_layers(text_hidden_size, activation, has_bias), **merge_fields
     )
     return {"audio_tower": _whisper_encoder(config, *WHISPER_NAMES), "multi_modal_projector": linear_layers}
 
 
 def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
-    hidden, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
+    hidden_size, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
     kv_heads = config.optional_integer("num_key_value_heads") or heads
     config.quotient("num_key_value_heads", heads, kv_heads)
     attention = self_attention(
@@ -98,12 +98,12 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
         "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2},
         "final_norm": norm,
     }
-    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden)
+    merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
     linear_layers = two_linear_layers(
         text_hidden_size, root_config.choice(ACTIVATIONS, "projector_hidden_act"), inner_width=2 * text_hidden_size
     )
-    tower = {"type": "audio", "hidden_size": hidden, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, *linear_layers, frames=merged_frames)}
+    tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
 
 def _read_ultravox(root_config: Config, config: Config, text_hidden_size: int) -> Table:

@@ -37,15 +37,15 @@ def _read_emu3(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads Emu 3's image tokenizer. Its levels with attention must have hidden_size channels."""
     base_channels, channel_multipliers = _read_channels(config)
     attended_levels = _read_numbers(config, "attn_resolutions", minimum=0)
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     for channel_level in {
         *(channel_level for channel_level in attended_levels if channel_level < len(channel_multipliers)),
         len(channel_multipliers) - 1,
     }:
-        if base_channels * channel_multipliers[channel_level] != hidden:
+        if base_channels * channel_multipliers[channel_level] != hidden_size:
             raise config.error(
                 "hidden_size",
-                hidden,
+                hidden_size,
                 f"{base_channels * channel_multipliers[channel_level]}, the channels of level {channel_level}",
             )
     tokenizer = _image_tokenizer_fields(config, base_channels, channel_multipliers) | {
@@ -117,12 +117,12 @@ def _aligner_layers(layer_count: int, text_hidden_size: int, activation: str) ->
 def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Janus's encoder for image understanding: SigLIP, whose attention has a bias or none, and linear layers."""
     config.require("use_qk_norm", False)
-    hidden, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
+    hidden_size, activation = config.integer("hidden_size"), config.choice(ACTIVATIONS, "hidden_act")
     image_tokens, norm = config.integer("num_image_tokens"), layernorm(config.number("layer_norm_eps"))
     attention = self_attention(config, o_bias=True, **biases(config.flag("attention_bias"), *QKV))
     tower = vision_transformer(
         config,
-        layer_table(attention, mlp(int(hidden * config.number("mlp_ratio")), activation), norm),
+        layer_table(attention, mlp(int(hidden_size * config.number("mlp_ratio")), activation), norm),
         stack={"final_norm": norm},
         patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
         positions={"rows": patches_per_side(config) ** 2},
@@ -130,7 +130,7 @@ def _read_janus(root_config: Config, config: Config, text_hidden_size: int) -> T
     if image_tokens == patches_per_side(config) ** 2:
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": image_tokens, "marks": 2}
     linear_layers = _aligner_layers(config.integer("depth"), config.integer("projection_dim"), activation)
-    return {"vision_model": tower, "aligner": {**projector(hidden), "maps": linear_layers}}
+    return {"vision_model": tower, "aligner": {**projector(hidden_size), "maps": linear_layers}}
 
 
 def _read_numbers(config: Config, field_name: str, minimum: int) -> list[int]:

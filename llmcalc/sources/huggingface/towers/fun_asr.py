@@ -15,12 +15,12 @@ WINDOW, HOP = 400, 960
 
 def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Fun-ASR. The last layer of transcription and the last of timestamps end in a norm."""
-    hidden, heads, depth = (
+    hidden_size, heads, depth = (
         config.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
-    config.quotient("num_attention_heads", hidden, heads)
-    transcription_layers = depth - config.count("num_timestamp_prediction_layers")
-    if transcription_layers < 1:
+    config.quotient("num_attention_heads", hidden_size, heads)
+    transcription_layer_count = depth - config.count("num_timestamp_prediction_layers")
+    if transcription_layer_count < 1:
         layer_count = config.get("num_timestamp_prediction_layers")
         raise config.error("num_timestamp_prediction_layers", layer_count, f"less than num_hidden_layers ({depth})")
     input_size = config.integer("num_mel_bins") * config.integer("num_stacked_frames")
@@ -29,13 +29,13 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     tower = {
         "type": "san_m",
         "input_size": input_size,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "kernel_size": config.integer("fsmn_kernel_size"),
         "feed_forward": mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
-        "normed_layers": [transcription_layers - 1, depth - 1],
+        "normed_layers": [transcription_layer_count - 1, depth - 1],
         "audio": {"type": "recording", "window": WINDOW, "hop": HOP},
     }
     adaptor_table = root_config.section(
@@ -56,7 +56,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     adaptor_table.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
     return {
         "audio_tower": tower,
-        "multi_modal_projector": projector(hidden, inner_layer, (text_hidden_size, True, "identity"), stack=stack),
+        "multi_modal_projector": projector(hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack),
     }
 
 

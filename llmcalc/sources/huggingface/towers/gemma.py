@@ -67,10 +67,10 @@ def _conformer_encoder(
 ) -> Table:
     """Returns the layers of the Universal Speech Model. field_prefix: common prefix of the config fields."""
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
-    heads = f"{field_prefix}num_attention_heads"
-    config.quotient(heads, hidden_size, config.integer(heads))
+    heads_field = f"{field_prefix}num_attention_heads"
+    config.quotient(heads_field, hidden_size, config.integer(heads_field))
     mixer = {
-        "num_attention_heads": config.integer(heads),
+        "num_attention_heads": config.integer(heads_field),
         "relative_keys": True,
         "chunk_size": config.integer(f"{field_prefix}attention_chunk_size"),
         "context_left": max(1, config.count(f"{field_prefix}attention_context_left")),

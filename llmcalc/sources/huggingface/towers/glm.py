@@ -54,9 +54,9 @@ def _read_glm5_next(root_config: Config, config: Config, text_hidden_size: int) 
 
 def _encoder_with_qk_norm(config: Config, merger_width: int, clamps_gate: bool = False) -> Table:
     """Returns an encoder with QK-norm, and its merger."""
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
-    attention = self_attention(config, "num_heads", **ROTARY, **biases(bias, *QKVO), **qk_norm_fields(norm))
-    ffn = clamped_swiglu(glu(config, bias)) if clamps_gate else glu(config, bias)
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
+    attention = self_attention(config, "num_heads", **ROTARY, **biases(has_bias, *QKVO), **qk_norm_fields(norm))
+    ffn = clamped_swiglu(glu(config, has_bias)) if clamps_gate else glu(config, has_bias)
     return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 

@@ -68,14 +68,14 @@ def qformer(
     qformer_config.require("model_type", "blip_2_qformer")
     qformer_config.require("encoder_hidden_size", encoder_width)
     qformer_config.require("use_qformer_text_input", False)
-    hidden, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
-    qformer_config.quotient("num_attention_heads", hidden, heads)
+    hidden_size, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
+    qformer_config.quotient("num_attention_heads", hidden_size, heads)
     depth = qformer_config.integer("num_hidden_layers")
     cross_attention_period = qformer_config.integer("cross_attention_frequency")
-    fields: Table = {
+    qformer_fields: Table = {
         "type": "qformer",
         "queries": query_count,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "num_hidden_layers": depth,
         "num_attention_heads": heads,
         "input_size": encoder_width,
@@ -86,7 +86,7 @@ def qformer(
         "norm": layernorm(qformer_config.number("layer_norm_eps")),
     }
     qformer_config.finish(QFORMER_FIELDS, parent_config)
-    return fields if window is None else {**fields, "window": window}
+    return qformer_fields if window is None else {**qformer_fields, "window": window}
 
 
 GRANITE: Table = {

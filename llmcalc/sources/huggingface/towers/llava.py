@@ -41,12 +41,12 @@ ENCODERS = {"clip_vision_model": clip_encoder, "siglip_vision_model": siglip_enc
 
 def _read_llava(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
-    layers = layers_of_features(root_config)
-    feature_width = layers * config.integer("hidden_size")
+    layer_count = layers_of_features(root_config)
+    feature_width = layer_count * config.integer("hidden_size")
     return {
         "vision_tower": ENCODERS[config.model_type](config) | _image_rule(root_config, config),
         "multi_modal_projector": two_layer_projector(
-            root_config, feature_width, text_hidden_size, encoder_layers=layers
+            root_config, feature_width, text_hidden_size, encoder_layers=layer_count
         ),
     }
 
@@ -144,12 +144,12 @@ def _read_idefics3(root_config: Config, config: Config, text_hidden_size: int) -
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square patch blocks."""
     merge_size, image_size = root_config.integer("scale_factor"), config.integer("image_size")
     connector_table = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), merge=merge_size)
-    tokens = patches_per_side(config) ** 2 // merge_size**2
+    token_count = patches_per_side(config) ** 2 // merge_size**2
     image_resizing = {
         "type": "split",
         "size": image_size,
         "longest_edge": LONGEST_TILES * image_size,
-        "tokens": max(tokens, 1),
+        "tokens": max(token_count, 1),
     }
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
     return {"vision_model": {**tower, "image": image_resizing}, "connector": connector_table}
@@ -196,15 +196,15 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads Aria: SigLIP, learned queries that read its patches, a norm and two linear layers."""
     require_one_layer(root_config)
     queries_of_patches = _read_query_counts(root_config)
-    hidden, patch_count, norm = config.integer("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
-    rows_field, most_queries = "max_value_projector_patch_to_query_dict", max(queries_of_patches.values())
-    query_rows = root_config.integer(rows_field) if root_config.has(rows_field) else most_queries
+    hidden_size, patch_count, norm = config.integer("hidden_size"), patches_per_side(config) ** 2, layernorm(1e-5)
+    rows_field, largest_query_count = "max_value_projector_patch_to_query_dict", max(queries_of_patches.values())
+    query_rows = root_config.integer(rows_field) if root_config.has(rows_field) else largest_query_count
     tower = siglip_of_rows(config, patch_count)
     if queries_of_patches.get(patch_count) == query_rows:  # else fewer of the learned queries read the patches
         tower["image"] = {"type": "fixed", "size": config.integer("image_size"), "tokens": query_rows}
     resampler = {
         "queries": query_rows,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "attention": self_attention(config, **biases(True, *QKVO)),
         "norm": norm,
         "projected": False,
@@ -213,7 +213,7 @@ def _read_aria(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     linear_layers = two_linear_layers(text_hidden_size, "gelu_tanh", bias=False)
     return {
         "vision_tower": tower,
-        "multi_modal_projector": projector(hidden, *linear_layers, norm=norm, resampler=resampler),
+        "multi_modal_projector": projector(hidden_size, *linear_layers, norm=norm, resampler=resampler),
     }
 
 

@@ -18,11 +18,11 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     window_side, norm = config.integer("pos_emb_height"), layernorm(config.number("layer_norm_eps"))
     default_kinds = ["window" if (layer + 1) % 4 and layer != depth - 1 else "full" for layer in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", LAYER_TYPES, default_kinds)
-    windows: Table = {"full": {}, "window": {"attention": {"grid_window": window_side}}}
+    window_changes: Table = {"full": {}, "window": {"attention": {"grid_window": window_side}}}
     tower = vision_transformer(
         config,
         biased_layer(config, layernorm(1e-5), **ROTARY),
-        stack={**stack_of_variants(windows, layer_kinds), "embedding_norm": norm, "final_norm": norm},
+        stack={**stack_of_variants(window_changes, layer_kinds), "embedding_norm": norm, "final_norm": norm},
         patch_fields={"temporal_patch_size": config.integer("patch_temporal")},
         positions={"rows": window_side * config.integer("pos_emb_width")},
     )

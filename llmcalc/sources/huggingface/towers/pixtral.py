@@ -46,19 +46,19 @@ def pixtral_encoder(config: Config) -> Table:
 def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Mistral 3: square patch blocks merged to one patch's width, then two linear layers."""
     require_one_layer(root_config)
-    merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
-    merger = two_layer_projector(root_config, hidden, text_hidden_size, merge=merge_size, norm=rmsnorm(1e-5))
+    merge_size, hidden_size = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
+    merger = two_layer_projector(root_config, hidden_size, text_hidden_size, merge=merge_size, norm=rmsnorm(1e-5))
     image_resizing = {"type": "longest_edge", "size": config.integer("image_size"), "merge": merge_size}
     return {
         "vision_tower": {**pixtral_encoder(config), "image": image_resizing},
-        "multi_modal_projector": {**merger, "maps": [{"size": hidden}, *merger["maps"]]},
+        "multi_modal_projector": {**merger, "maps": [{"size": hidden_size}, *merger["maps"]]},
     }
 
 
 def _read_lighton(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LightOnOCR: Mistral 3 without biases in the projector."""
-    merge_size, hidden = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
-    linear_layers = ((hidden, False, "identity"), *two_linear_layers(text_hidden_size, bias=False))
+    merge_size, hidden_size = root_config.integer("spatial_merge_size"), config.integer("hidden_size")
+    linear_layers = ((hidden_size, False, "identity"), *two_linear_layers(text_hidden_size, bias=False))
     image_resizing = {
         "type": "longest_edge",
         "size": config.integer("image_size"),
@@ -67,7 +67,7 @@ def _read_lighton(root_config: Config, config: Config, text_hidden_size: int) ->
     }
     return {
         "vision_encoder": {**pixtral_encoder(config), "image": image_resizing},
-        "vision_projection": projector(hidden, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
+        "vision_projection": projector(hidden_size, *linear_layers, merge=merge_size, norm=rmsnorm(1e-6)),
     }
 
 

@@ -169,10 +169,10 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
         if config.get(field_name) is not None:
             config.require(field_name, field_value)
     config.require("text_hidden_size", text_hidden_size)
-    norm, linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
+    norm, has_linear_bias = rmsnorm(2**-7), config.flag("linear_bias")
     biases_of_attention = biases(config.flag("attn_bias"), *QKVO)
     attention = self_attention(config, width="qkv_hidden_size", **ROTARY, **biases_of_attention)
-    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), linear_bias)
+    ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), has_linear_bias)
     tower = vision_transformer(
         config,
         layer_table(attention, ffn, norm),
@@ -180,14 +180,14 @@ def _read_kimi_k3(root_config: Config, config: Config, text_hidden_size: int) ->
         patch_fields={"bias": config.flag("patch_embed_proj_bias")},
         positions={"rows": config.integer("init_pos_emb_height") * config.integer("init_pos_emb_width")},
     )
-    hidden = config.integer("hidden_size")
-    merged_width = 4 * (config.optional_integer("mm_hidden_size") or hidden)
+    hidden_size = config.integer("hidden_size")
+    merged_width = 4 * (config.optional_integer("mm_hidden_size") or hidden_size)
     linear_layers = two_linear_layers(
         text_hidden_size, config.choice(ACTIVATIONS, "projector_hidden_act"), False, merged_width
     )
     out_norm = rmsnorm(config.number("projector_ln_eps"))
     tower["image"] = {"type": "padded", "merge": 2, "max_patches": KIMI_K3_PATCHES, "max_side": KIMI_SIDE}
-    return {"vision_tower": tower, "mm_projector": projector(hidden, *linear_layers, merge=2, out_norm=out_norm)}
+    return {"vision_tower": tower, "mm_projector": projector(hidden_size, *linear_layers, merge=2, out_norm=out_norm)}
 
 
 KIMI_K3_PATCHES = 65536
@@ -243,10 +243,10 @@ def _read_deepseek_vl2(root_config: Config, config: Config, text_hidden_size: in
 def _read_isaac(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Isaac: SigLIP 2 without a head, merged patches, and two linear layers without biases."""
     config.has("vision_use_head")  # which the class does not read
-    hidden, merge_size = config.integer("hidden_size"), config.integer("pixel_shuffle_scale_factor")
-    linear_layers = two_linear_layers(text_hidden_size, "silu", bias=False, inner_width=4 * hidden * merge_size**2)
+    hidden_size, merge_size = config.integer("hidden_size"), config.integer("pixel_shuffle_scale_factor")
+    linear_layers = two_linear_layers(text_hidden_size, "silu", bias=False, inner_width=4 * hidden_size * merge_size**2)
     tower = siglip_of_rows(config, config.integer("num_patches"))
-    return {"vision_embedding": tower, "vision_projector": projector(hidden, *linear_layers, merge=merge_size)}
+    return {"vision_embedding": tower, "vision_projector": projector(hidden_size, *linear_layers, merge=merge_size)}
 
 
 def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -264,14 +264,14 @@ def _read_deepseek_v41(root_config: Config, config: Config, text_hidden_size: in
 def _read_dots_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
     config.require("hidden_size", text_hidden_size)
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
-    attention = self_attention(config, width="embed_dim", **ROTARY, **biases(bias, *QKVO))
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("use_bias")
+    attention = self_attention(config, width="embed_dim", **ROTARY, **biases(has_bias, *QKVO))
     final_norm: Table = {"final_norm": norm} if config.flag("post_norm") else {}
     patches = {field_name: config.integer(field_name) for field_name in ("num_channels", "temporal_patch_size")}
     hidden_size, merge_size = config.integer("embed_dim"), config.integer("spatial_merge_size")
     tower = vision_transformer(
         config.with_fields(hidden_size=hidden_size),
-        layer_table(attention, glu(config, bias), norm),
+        layer_table(attention, glu(config, has_bias), norm),
         stack={"embedding_norm": norm, **final_norm},
         patch_fields={**patches, "bias": True},
     )
@@ -312,11 +312,11 @@ def _read_keye_1_5(root_config: Config, config: Config, text_hidden_size: int) -
 
 def _keye_towers(config: Config, text_hidden_size: int, normed_vectors: str) -> Table:
     """Reads Keye-VL: SigLIP with RoPE and two position embeddings, counted as one."""
-    hidden, merge_size = config.integer("hidden_size"), 2
+    hidden_size, merge_size = config.integer("hidden_size"), 2
     config.require("spatial_merge_size", merge_size)
     tower = siglip_of_rows(config, patches_per_side(config) ** 2 + PACKED_POSITIONS, **ROTARY)
-    linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden * merge_size * merge_size)
-    merger = projector(hidden, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
+    linear_layers = two_linear_layers(text_hidden_size, inner_width=hidden_size * merge_size * merge_size)
+    merger = projector(hidden_size, *linear_layers, merge=merge_size, norm=layernorm(), norm_of=normed_vectors)
     return {"vision_model": tower, "vision_projector": merger}
 
 
@@ -325,7 +325,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
 
     Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
-    norm, hidden = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
+    norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     inner_width = root_config.integer("ffn_hidden_size")
     block = biased_layer(config, norm, heads="num_heads") | {"norm_placement": "output"}
     tower = vision_transformer(
@@ -336,7 +336,7 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
         class_embedding=True,
     )
     merging_projector = projector(
-        hidden,
+        hidden_size,
         (text_hidden_size, True, "identity"),
         (text_hidden_size, False, "identity"),
         merge=2,

@@ -20,8 +20,8 @@ def _read_nemotron(root_config: Config, config: Config, text_hidden_size: int) -
 
     A norm after the encoder's layers is there if the text model has layers of multi-token prediction.
     """
-    hidden = config.integer("hidden_size")
-    root_config.require("vision_hidden_size", hidden)
+    hidden_size = config.integer("hidden_size")
+    root_config.require("vision_hidden_size", hidden_size)
     config.require("video_temporal_patch_size", root_config.integer("video_temporal_patch_size"))
     merge_size = merged_square_side(root_config, "downsample_ratio")
     tower = _radio_encoder(config)
@@ -40,19 +40,19 @@ def _read_nemotron(root_config: Config, config: Config, text_hidden_size: int) -
     }
     return {
         "vision_model": {**tower, "image": {**image_resizing, "marks": 2}},
-        "multi_modal_projector": projector(hidden, *linear_layers, **merger),
+        "multi_modal_projector": projector(hidden_size, *linear_layers, **merger),
     }
 
 
 def _radio_encoder(config: Config) -> Table:
     """Returns C-RADIO: class vectors and registers before the patches, and layers with scaled sublayer outputs."""
     config.require("use_swiglu_ffn", False)
-    hidden, patch_size = config.integer("hidden_size"), config.integer("patch_size")
+    hidden_size, patch_size = config.integer("hidden_size"), config.integer("patch_size")
     position_rows = config.integer("max_img_size") // patch_size
     if not position_rows:
         raise config.error("max_img_size", config.get("max_img_size"), f"{patch_size} or more, which is patch_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKVO[:3]))
-    ffn = mlp(int(hidden * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
+    ffn = mlp(int(hidden_size * config.number("mlp_ratio")), config.choice(ACTIVATIONS, "hidden_act"))
     summary_indices = config.get("summary_idxs")
     return vision_transformer(
         config,
@@ -71,17 +71,17 @@ def _read_nemotron_audio(root_config: Config, config: Config, text_hidden_size: 
     Its attention has no biases unless the config states them.
     """
     stack = parakeet_encoder(config if config.has("attention_bias") else config.with_fields(attention_bias=False))
-    hidden, bias = stack.pop("hidden_size"), config.flag("projection_bias")
+    hidden_size, bias = stack.pop("hidden_size"), config.flag("projection_bias")
     linear_layers = (config.integer("projection_hidden_size"), bias, "relu2"), (text_hidden_size, bias, "identity")
     audio_framing = {"type": "recording", "window": 160, "lead": 160, "marks": 2}
     return {
         "audio_tower": {
             "type": "audio",
-            "hidden_size": hidden,
+            "hidden_size": hidden_size,
             "stack": stack,
             "audio": {**audio_framing, "frames_per_token": config.integer("subsampling_factor")},
         },
-        "embed_audio": projector(hidden, *linear_layers, norm=rmsnorm(1e-5)),
+        "embed_audio": projector(hidden_size, *linear_layers, norm=rmsnorm(1e-5)),
     }
 
 

@@ -19,12 +19,12 @@ def _sam_encoder(config: Config, halving_channels: list[int], network_width: int
     """Returns SAM's encoder. halving_channels: the channels of the convolutions that halve the sides of its grid."""
     grid_side = patches_per_side(config)
     depth = config.integer("num_hidden_layers")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", hidden, heads)
+    config.quotient("num_attention_heads", hidden_size, heads)
     return {
         "type": "sam",
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "patches": {
             "patch_size": config.integer("patch_size"),
             "num_channels": config.integer("num_channels"),

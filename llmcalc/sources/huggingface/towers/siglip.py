@@ -93,14 +93,14 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
 
     The merger runs unless `downsample_mode` is `4x`.
     """
-    window_side, hidden = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
+    window_side, hidden_size = _side_of_square(config, "window_kernel_size"), config.integer("hidden_size")
     if _side_of_square(root_config, "merge_kernel_size") != 2:
         raise root_config.error("merge_kernel_size", root_config.get("merge_kernel_size"), "[2, 2]")
     tower = siglip_of_rows(config, patches_per_side(config) ** 2)
-    depth, lower_layers = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
-    if lower_layers >= depth:
+    depth, lower_layer_count = config.integer("num_hidden_layers"), root_config.count("insert_layer_id") + 1
+    if lower_layer_count >= depth:
         raise root_config.error(
-            "insert_layer_id", lower_layers - 1, f"at most {depth - 2}, with a layer after the merger"
+            "insert_layer_id", lower_layer_count - 1, f"at most {depth - 2}, with a layer after the merger"
         )
     attention = {**tower["stack"]["block"]["attention"], "grid_window": window_side}
     merger = {
@@ -109,16 +109,16 @@ def _read_minicpm(root_config: Config, config: Config, text_hidden_size: int) ->
         "intermediate_size": config.integer("intermediate_size") * window_side * window_side,
         "norm": layernorm(config.number("layer_norm_eps")),
     }
-    upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layers}
-    lower_stack = {"num_hidden_layers": lower_layers, "block": tower["stack"]["block"]}
+    upper_stack = {**tower["stack"], "num_hidden_layers": depth - lower_layer_count}
+    lower_stack = {"num_hidden_layers": lower_layer_count, "block": tower["stack"]["block"]}
     mergers: Table = {}
     merger_count = root_config.integer("merger_times")
     for merger_index in range(merger_count):
         linear_layers = two_linear_layers(
-            text_hidden_size if merger_index == merger_count - 1 else hidden, inner_width=4 * hidden
+            text_hidden_size if merger_index == merger_count - 1 else hidden_size, inner_width=4 * hidden_size
         )
         merge_fields: Table = {"merge": 2, "norm": layernorm(1e-6), "norm_of": "merged"}
-        mergers[f"vision_merger_{merger_index}"] = projector(hidden, *linear_layers, **merge_fields)
+        mergers[f"vision_merger_{merger_index}"] = projector(hidden_size, *linear_layers, **merge_fields)
     return {"vision_tower": {**tower, "stack": lower_stack, "merger": merger, "upper_stack": upper_stack}, **mergers}
 
 
@@ -150,12 +150,12 @@ def clip_encoder(config: Config) -> Table:
 
 def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
-    tokens, patches = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
-    if patches < tokens:
+    tokens, grid_side = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
+    if grid_side < tokens:
         raise root_config.error(
-            "mm_tokens_per_image", tokens * tokens, f"at most {patches**2}, the patches of an image"
+            "mm_tokens_per_image", tokens * tokens, f"at most {grid_side**2}, the patches of an image"
         )
-    pooling_table = {"merge": patches // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
+    pooling_table = {"merge": grid_side // tokens, "merged": "mean", "norm": rmsnorm(config.number("layer_norm_eps"))}
     linear_layers = projector(config.integer("hidden_size"), (text_hidden_size, False, "identity"), **pooling_table)
     image_resizing = {
         "type": "fixed",

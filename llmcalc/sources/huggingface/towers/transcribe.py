@@ -19,10 +19,10 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
     timestamp_config = root_config.section("word_timestamp_config", TIMESTAMPS)
     speech_config.require("model_type", "nemotron3_5_transcribe_asr_audio")
     diarization_config.require("model_type", "nemotron3_diarization")
-    hidden, frames_per_token, mel_bins = (
+    hidden_size, frames_per_token, mel_bins = (
         speech_config.integer(field_name) for field_name in ("hidden_size", "subsampling_factor", "num_mel_bins")
     )
-    timestamp_config.require("hidden_size", hidden)
+    timestamp_config.require("hidden_size", hidden_size)
     for section_config, field, field_value in (
         (speaker_config, "subsampling_factor", frames_per_token),
         (speaker_config, "num_mel_bins", mel_bins),
@@ -34,7 +34,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
         "type": "diarized",
         "num_mel_bins": mel_bins,
         "frames": frames_per_token,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "stack": _stack(speech_config, has_qk_norm=True),
         "norm": layernorm(),
         "speakers": {
@@ -57,7 +57,7 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
     ):
         section_config.finish(FIELDS, parent_config)
     timestamp_config.finish(FIELDS, config)
-    return {"audio_tower": tower, "multi_modal_projector": projector(hidden, (text_hidden_size, True, "identity"))}
+    return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, (text_hidden_size, True, "identity"))}
 
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:

@@ -21,15 +21,15 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
     norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKV))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    registers = 1 if config.model_type == "deit" else 0
+    register_count = 1 if config.model_type == "deit" else 0
     encoder = vision_transformer(
         config,
         layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
         patch_fields={"num_channels": config.integer("num_channels"), "bias": True},
-        positions={"rows": patches_per_side(config) ** 2 + 1 + registers},
+        positions={"rows": patches_per_side(config) ** 2 + 1 + register_count},
         class_embedding=True,
-        registers=registers,
+        registers=register_count,
     )
     pooler_size = config.optional_integer("pooler_output_size") or hidden_size
     towers = {"vision_encoder": encoder, "vision_pooler": projector(hidden_size, (pooler_size, True, "tanh"))}

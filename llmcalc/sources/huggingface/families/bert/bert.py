@@ -68,15 +68,15 @@ def _read_roberta(config: Config) -> Table:
     )
 
 
-def _model_with_pre_norm(config: Config, model_fields: Table, embedding_norm: bool = False) -> Table:
+def _model_with_pre_norm(config: Config, model_fields: Table, has_embedding_norm: bool = False) -> Table:
     """Returns the model with pre-norm sublayers and a final norm.
 
-    embedding_norm: whether the norm after the embeddings is kept; default False.
+    has_embedding_norm: whether the norm after the embeddings is kept; default False.
     """
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
     stack["block"]["norm_placement"] = "pre"
     stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
-    if not embedding_norm:
+    if not has_embedding_norm:
         del stack["embedding_norm"]
     return model_fields
 
@@ -322,8 +322,8 @@ def _task_type_count(config_values: ConfigValues) -> int | None:
 def _parameter_owners(config_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
     layer_kinds = config_values.first_stack.layer_names()
-    first_index = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
-    return [first_index[layer_kind] for layer_kind in layer_kinds]
+    first_indices = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
+    return [first_indices[layer_kind] for layer_kind in layer_kinds]
 
 
 def _layers_per_group(config_values: ConfigValues) -> int:
@@ -372,7 +372,7 @@ FAMILIES = {
     ),
     "roberta-prelayernorm": replace(
         BERT,
-        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config), embedding_norm=True),
+        read_model=lambda config: _model_with_pre_norm(config, _read_roberta(config), has_embedding_norm=True),
         field_writers=ROBERTA_WRITES,
     ),
     "xlm-roberta-xl": replace(

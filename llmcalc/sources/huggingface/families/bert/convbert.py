@@ -14,19 +14,19 @@ from .bert import OLD, bert_activation, bert_head, bert_score_head, bert_stack, 
 
 
 def _read_convbert(config: Config) -> Table:
-    hidden, head_ratio = config.integer("hidden_size"), config.integer("head_ratio")
+    hidden_size, head_ratio = config.integer("hidden_size"), config.integer("head_ratio")
     for field_name in ("is_decoder", "add_cross_attention"):
         config.require(field_name, False)
     if architecture(config).endswith(OF_CHOICES):
         raise config.error("architectures", architecture(config), "a class that scores tokens or one text")
     heads = max(1, config.integer("num_attention_heads") // head_ratio)
-    config.quotient("num_attention_heads", hidden, 2 * heads)
+    config.quotient("num_attention_heads", hidden_size, 2 * heads)
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
     block = layer_table(
         {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size},
-        _grouped_ffn(config, hidden),
+        _grouped_ffn(config, hidden_size),
         layernorm(config.number("layer_norm_eps")),
         "post",
     )
@@ -37,12 +37,12 @@ def _read_convbert(config: Config) -> Table:
     )
 
 
-def _grouped_ffn(config: Config, hidden: int) -> Table:
+def _grouped_ffn(config: Config, hidden_size: int) -> Table:
     """Returns the feed-forward network, whose two projections are split into `num_groups` groups."""
     ffn_width, group_count = config.integer("intermediate_size"), config.integer("num_groups")
     if group_count == 1:
         return mlp(ffn_width, bert_activation(config))
-    for input_width in (hidden, ffn_width):
+    for input_width in (hidden_size, ffn_width):
         config.quotient("num_groups", input_width, group_count)
     activation = bert_activation(config)
     return {

@@ -24,10 +24,10 @@ def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
     block_sizes, block_repeats = config.integers("block_sizes"), _block_repeats(config)
     heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
-    separates_cls, decoder_layers = config.flag("separate_cls"), config.count("num_decoder_layers")
+    separates_cls, decoder_depth = config.flag("separate_cls"), config.count("num_decoder_layers")
     class_name, activation = architecture(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
-        decoder_layers = 0
+        decoder_depth = 0
     block = {
         "type": "funnel",
         "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.integer("d_head")},
@@ -38,7 +38,7 @@ def _read_funnel(config: Config) -> Table:
     }
     stack = {
         "embedding_norm": norm,
-        **_stack_of_blocks(block_sizes, block_repeats, decoder_layers, not config.flag("pool_q_only")),
+        **_stack_of_blocks(block_sizes, block_repeats, decoder_depth, not config.flag("pool_q_only")),
     }
     config.fields_read.add("pooling_type")
     score_head: Table = {"over": "token"}
@@ -52,7 +52,7 @@ def _read_funnel(config: Config) -> Table:
 
 
 def _block_repeats(config: Config) -> list[int]:
-    """Returns how often each layer of a block runs."""
+    """Returns the number of times that each layer of a block runs."""
     block_sizes = config.integers("block_sizes")
     block_repeats = [1] * len(block_sizes) if config.get("block_repeats") is None else config.integers("block_repeats")
     if not 1 <= len(block_sizes) <= MOST_BLOCKS:
@@ -64,29 +64,29 @@ def _block_repeats(config: Config) -> list[int]:
     return block_repeats
 
 
-def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_layers: int, halves_keys: bool) -> Table:
+def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_depth: int, halves_keys: bool) -> Table:
     """Returns the stack fields of all blocks' and the decoder's layers, with a variant for each kind of layer."""
     layer_kinds: list[str] = []
     shared_layers: list[str] = []
     layer_variants: Table = {}
-    for block, (layer_count, repeat_count) in enumerate(zip(block_sizes, block_repeats, strict=True)):
+    for block_index, (layer_count, repeat_count) in enumerate(zip(block_sizes, block_repeats, strict=True)):
         for layer_index in range(layer_count):
-            first_layer_fields: Table = {"halvings": block} if block else {}
-            layer_kind = f"block{block}"
-            if layer_index == 0 and block:
-                layer_kind, first_layer_fields = f"{layer_kind}_first", {"halves": True, "halvings": block - 1}
-                first_layer_fields |= {"halves_keys": True} if halves_keys else {}
-            if layer_index == layer_count - 1 and block == 0 and decoder_layers:
-                layer_kind, first_layer_fields = f"{layer_kind}_last", {"ends_first_block": True}
+            layer_changes: Table = {"halvings": block_index} if block_index else {}
+            layer_kind = f"block{block_index}"
+            if layer_index == 0 and block_index:
+                layer_kind, layer_changes = f"{layer_kind}_first", {"halves": True, "halvings": block_index - 1}
+                layer_changes |= {"halves_keys": True} if halves_keys else {}
+            if layer_index == layer_count - 1 and block_index == 0 and decoder_depth:
+                layer_kind, layer_changes = f"{layer_kind}_last", {"ends_first_block": True}
             if repeat_count > 1:
                 layer_kind = f"{layer_kind}_{layer_index}"
                 shared_layers.append(layer_kind)
-            layer_variants[layer_kind] = first_layer_fields
+            layer_variants[layer_kind] = layer_changes
             layer_kinds += [layer_kind] * repeat_count
-    for layer_index in range(decoder_layers):
-        first_layer_fields = {"lengthens": True, "halvings": len(block_sizes) - 1} if layer_index == 0 else {}
+    for layer_index in range(decoder_depth):
+        layer_changes = {"lengthens": True, "halvings": len(block_sizes) - 1} if layer_index == 0 else {}
         layer_kind = "decoder_first" if layer_index == 0 else "decoder"
-        layer_variants[layer_kind] = first_layer_fields
+        layer_variants[layer_kind] = layer_changes
         layer_kinds.append(layer_kind)
     return {
         "num_hidden_layers": len(layer_kinds),
@@ -118,8 +118,8 @@ def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
     ]
 
 
-def _is_shared(config_values: ConfigValues, block: list[tuple[str, Any]]) -> bool:
-    return block[0][0] in config_values.first_stack.shared_layers
+def _is_shared(config_values: ConfigValues, layers: list[tuple[str, Any]]) -> bool:
+    return layers[0][0] in config_values.first_stack.shared_layers
 
 
 WRITES: Writes = {

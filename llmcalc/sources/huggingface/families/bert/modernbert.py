@@ -208,7 +208,7 @@ def _read_jina_embeddings_v3(config: Config) -> Table:
 def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Table, has_pooler: bool) -> Table:
     """Reads BERT's post-norm layers with rotary positions. rope_base: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
-    segment_types = config.count("type_vocab_size")
+    segment_type_count = config.count("type_vocab_size")
     heads = config.integer("num_attention_heads")
     head_dim = (
         config.optional_integer("head_dim")
@@ -222,7 +222,7 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
         **biases(True, *QKVO),
     }
     block = layer_table(mixer, ffn, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(segment_types)}
+    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
     return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 

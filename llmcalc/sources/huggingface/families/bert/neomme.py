@@ -53,8 +53,8 @@ def _read_neomme(config: Config) -> Table:
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
     }
-    bias = config.flag("mlp_bias")
-    ffn = mlp(config.integer("intermediate_size"), "relu2", bias)
+    has_bias = config.flag("mlp_bias")
+    ffn = mlp(config.integer("intermediate_size"), "relu2", has_bias)
     config.require("hidden_act", "relu2")
     block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
     value_embedding = {

@@ -89,14 +89,14 @@ def _read_perceiver(config: Config) -> Table:
 
 def _layers_of_every_block(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
-    layers, block_count = config.integer("num_self_attends_per_block"), config.integer("num_blocks")
+    layer_count, block_count = config.integer("num_self_attends_per_block"), config.integer("num_blocks")
     if block_count == 1:
-        return {"num_hidden_layers": layers}
-    if layers == 1:
+        return {"num_hidden_layers": layer_count}
+    if layer_count == 1:
         return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
-    layer_kinds = [f"layer{layer}" for layer in range(layers)]
+    layer_kinds = [f"layer{layer}" for layer in range(layer_count)]
     return {
-        "num_hidden_layers": layers * block_count,
+        "num_hidden_layers": layer_count * block_count,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},
         "pattern": layer_kinds,
         "shared_layers": layer_kinds,

@@ -26,7 +26,7 @@ def _read_reformer(config: Config) -> Table:
             "num_hidden_layers", config.integer("num_hidden_layers"), f"{len(listed_kinds)} (attn_layers)"
         )
     norm = layernorm(config.number("layer_norm_eps"))
-    layers = {kind: {"attention": _attention(config, kind)} for kind in dict.fromkeys(listed_kinds)}
+    layers = {layer_kind: {"attention": _attention(config, layer_kind)} for layer_kind in dict.fromkeys(listed_kinds)}
     block = {
         "type": "reversible",
         **layers[listed_kinds[0]],

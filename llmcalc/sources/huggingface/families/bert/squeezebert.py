@@ -17,14 +17,14 @@ GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermed
 
 
 def _read_squeezebert(config: Config) -> Table:
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     ffn_width = config.integer("intermediate_size")
     heads = config.integer("num_attention_heads")
-    config.require("embedding_size", hidden)
-    config.quotient("num_attention_heads", hidden, heads)
+    config.require("embedding_size", hidden_size)
+    config.quotient("num_attention_heads", hidden_size, heads)
     group_counts = {field_name: config.integer(field_name) for field_name in GROUPS}
     for field_name, group_count in group_counts.items():
-        config.quotient(field_name, hidden, group_count)
+        config.quotient(field_name, hidden_size, group_count)
         if field_name in ("intermediate_groups", "output_groups"):
             config.quotient(field_name, ffn_width, group_count)
     block = layer_table(

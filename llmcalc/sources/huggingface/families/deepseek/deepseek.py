@@ -165,9 +165,9 @@ def _read_youtu(config: Config) -> Table:
     return _dense_decoder(config, latent_attention(config))
 
 
-def _dense_decoder(config: Config, attention: Table, mlp_bias: bool = False) -> Table:
+def _dense_decoder(config: Config, attention: Table, has_mlp_bias: bool = False) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(config, layer_table(attention, glu(config, mlp_bias), norm), norm)
+    return decoder(config, layer_table(attention, glu(config, has_mlp_bias), norm), norm)
 
 
 LATENT: dict[str, Any] = {

@@ -12,10 +12,10 @@ from .deepseek import ROUTING, deepseek_decoder, routed_experts
 
 
 def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
-    bias = config.flag("mlp_bias")
+    has_bias = config.flag("mlp_bias")
     config.integer("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
-    return deepseek_decoder(config, mixer, routed_experts(config, bias, ()), layer_kinds, bias)
+    return deepseek_decoder(config, mixer, routed_experts(config, has_bias, ()), layer_kinds, has_bias)
 
 
 def _read_deepseek_ocr2_text(config: Config) -> Table:

@@ -79,8 +79,8 @@ def _read_deepseek_v4(config: Config) -> Table:
     mtp_fields = add_prediction(
         config, stack, f"{prediction_kind}-moe", {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}, norm
     )
-    streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
-    return decoder(config, block, norm, stack={**stack, "streams": streams}, **mtp_fields)
+    residual_streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
+    return decoder(config, block, norm, stack={**stack, "streams": residual_streams}, **mtp_fields)
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
@@ -129,12 +129,12 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
 def _routing_kinds(config: Config, depth: int) -> list[str]:
     """Returns each layer's kind of routing: by a hash of the token or by a router."""
-    hash_layers = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
+    hash_layer_count = config.count("num_hash_layers") if config.has("num_hash_layers") else 3
     return listed_kinds(
         config,
         "mlp_layer_types",
         {"hash_moe": "hash", "moe": "moe"},
-        ["hash" if layer < hash_layers else "moe" for layer in range(depth)],
+        ["hash" if layer < hash_layer_count else "moe" for layer in range(depth)],
     )
 
 

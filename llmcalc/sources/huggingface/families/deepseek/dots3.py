@@ -76,11 +76,11 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
     if expert_flags is not None and len(expert_flags) < depth:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
-    has_experts = [
+    layer_has_experts = [
         bool(expert_flags[layer]) if expert_flags is not None else layer % expert_period == 0 for layer in range(depth)
     ]
     default_layer_kinds = [
-        "moe" if layer >= first_expert_layer and has_experts[layer] else "dense" for layer in range(depth)
+        "moe" if layer >= first_expert_layer and layer_has_experts[layer] else "dense" for layer in range(depth)
     ]
     return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
 

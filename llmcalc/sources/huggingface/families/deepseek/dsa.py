@@ -77,10 +77,10 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     ffn_kinds = dense_or_moe_kinds(config, len(layer_indexers), config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID)
     ffn = glu(config) if "dense" in ffn_kinds else experts
-    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
     stack = stack_of_combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
     )
     mtp_fields = prediction(config)
     if mtp_fields and "shared" in layer_indexers:

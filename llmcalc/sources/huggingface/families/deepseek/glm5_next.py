@@ -74,9 +74,9 @@ def _read_glm5_next_text(config: Config) -> Table:
     clamped_networks = {
         field: clamped_swiglu(experts[field]) for field in ("expert", "shared_expert") if field in experts
     }
-    network_kinds: Table = {"moe": {**experts, **clamped_networks}}
+    ffns_by_kind: Table = {"moe": {**experts, **clamped_networks}}
     if "dense" in ffn_kinds:
-        network_kinds["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
+        ffns_by_kind["dense"] = {"type": "mlp", **clamped_swiglu(glu(config))}
     residual_streams = {"hc_mult": config.integer("hc_mult")}
     common_fields = {
         "type": "hyper",
@@ -85,9 +85,9 @@ def _read_glm5_next_text(config: Config) -> Table:
         "hc_sinkhorn_iters": config.integer("hc_sinkhorn_iters"),
     }
     layer_configs = {
-        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": network_kinds[ffn_kind]}
+        f"{mixer}_{ffn_kind}": {**common_fields, "attention": mixers[mixer], "feed_forward": ffns_by_kind[ffn_kind]}
         for mixer in mixers
-        for ffn_kind in network_kinds
+        for ffn_kind in ffns_by_kind
     }
     layer_kinds = [f"{mixer}_{kind}" for mixer, kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)]
     stack = stack_of_kinds(layer_configs, layer_kinds)
@@ -136,13 +136,13 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     default_layer_kinds = ["indexed" if layer % 4 == 3 else "linear" for layer in range(depth)]
     layer_indexers = indexer_kinds(config, depth)
     mixer_kinds = [
-        indexer_kind if mixer == "indexed" else mixer
-        for mixer, indexer_kind in zip(
+        indexer_kind if mixer_kind == "indexed" else mixer_kind
+        for mixer_kind, indexer_kind in zip(
             listed_kinds(config, "layer_types", MIXERS, default_layer_kinds), layer_indexers, strict=True
         )
     ]
-    for layer, mixer in enumerate(mixer_kinds):
-        if mixer == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
+    for layer, mixer_kind in enumerate(mixer_kinds):
+        if mixer_kind == "shared" and (layer == 0 or mixer_kinds[layer - 1] != "full"):
             raise config.error(
                 "indexer_types",
                 config.get("indexer_types"),

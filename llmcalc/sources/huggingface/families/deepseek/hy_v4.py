@@ -41,7 +41,7 @@ def read_hy_v4(config: Config) -> Table:
     ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID)
     experts["expert"] = clamped_swiglu(experts["expert"])
     ffn = glu(config) if "dense" in ffn_kinds else experts
-    layer_kinds = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = {
         "type": "hyper",
         "attention": latent_attention(config, indexer=indexer_table, output_gate={"per": "element"}, sinks=True),
@@ -53,7 +53,7 @@ def read_hy_v4(config: Config) -> Table:
         "hc_eps": config.number("hc_eps"),
     }
     stack = stack_of_combined_kinds(
-        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, layer_kinds)
+        (layer_indexers, {"full": {}, "shared": {"attention": {"indexer": {"shared": True}}}}), (ffn_kinds, ffn_changes)
     )
     return decoder(
         config, block, norm, stack={**stack, "streams": {"type": "hyper", "hc_mult": config.integer("hc_mult")}}

@@ -28,8 +28,8 @@ def _read_mistral_large4_text(config: Config) -> Table:
         "position_scale": True,
     }
     mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
-    positions = _position_kinds(config, depth)
-    position_kinds: Table = {
+    position_kinds = _position_kinds(config, depth)
+    position_changes: Table = {
         "rope": {},
         "nope": {
             "mla_use_nope": True,
@@ -38,24 +38,24 @@ def _read_mistral_large4_text(config: Config) -> Table:
         },
     }
     layer_indexers = indexer_kinds(config, depth)
-    latent_kinds = _latent_layer_kinds(config, positions)
+    latent_kinds = _latent_layer_kinds(config, position_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
-    layers = list(zip(positions, layer_indexers, latent_kinds, strict=True))
+    layers = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in layers:
         layer_configs["_".join((position_kind, indexer_kind, latent_kind))] = {
             "attention": {
-                **position_kinds[position_kind],
+                **position_changes[position_kind],
                 **({"indexer": {"shared": True}} if indexer_kind == "shared" else {}),
                 **({"kv_shared": True} if latent_kind == "shared" else {}),
             }
         }
     layer_kinds = ["_".join(layer) for layer in layers]
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((layer_kinds, layer_configs), (ffn_kinds, ffn_changes))
     )
 
 
@@ -64,39 +64,35 @@ def _position_kinds(config: Config, depth: int) -> list[str]:
     nope_interval = config.integer("no_rope_layer_interval") if config.has("no_rope_layer_interval") else 4
     if not config.has("no_rope_layers"):
         return ["rope" if (layer + 1) % nope_interval else "nope" for layer in range(depth)]
-    has_positions = config.integers("no_rope_layers")
-    if len(has_positions) < depth:
-        raise config.error("no_rope_layers", has_positions, f"{depth} numbers, 1 for a layer with RoPE")
-    return ["rope" if has_position else "nope" for has_position in has_positions[:depth]]
+    position_flags = config.integers("no_rope_layers")
+    if len(position_flags) < depth:
+        raise config.error("no_rope_layers", position_flags, f"{depth} numbers, 1 for a layer with RoPE")
+    return ["rope" if has_position else "nope" for has_position in position_flags[:depth]]
 
 
 def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     """Returns `computed` for each layer with separate latents, and `shared` for layers with a lower layer's latents."""
     if not config.has("kv_source_layers"):
         return ["computed"] * len(position_kinds)
-    source_layers_in_config = config.integers("kv_source_layers")
+    source_layers = config.integers("kv_source_layers")
     expected_text = f"{len(position_kinds)} indices of layers, each its own or that of a lower layer that has its own"
-    if len(source_layers_in_config) != len(position_kinds) or any(
-        source_layer > layer or source_layers_in_config[source_layer] != source_layer
-        for layer, source_layer in enumerate(source_layers_in_config)
+    if len(source_layers) != len(position_kinds) or any(
+        source_layer > layer or source_layers[source_layer] != source_layer
+        for layer, source_layer in enumerate(source_layers)
     ):
-        raise config.error("kv_source_layers", source_layers_in_config, expected_text)
-    latent_sources = [
-        source_layer for source_layer in {*source_layers_in_config} if source_layers_in_config.count(source_layer) > 1
-    ]
-    for layer, source_layer in enumerate(source_layers_in_config):
+        raise config.error("kv_source_layers", source_layers, expected_text)
+    latent_sources = [source_layer for source_layer in {*source_layers} if source_layers.count(source_layer) > 1]
+    for layer, source_layer in enumerate(source_layers):
         if source_layer != layer and not any(
             earlier_layer < layer and position_kinds[earlier_layer] == position_kinds[layer]
             for earlier_layer in latent_sources
         ):
             raise config.error(
                 "kv_source_layers",
-                source_layers_in_config,
+                source_layers,
                 f"{expected_text}, and with RoPE as layer {layer} has it or not",
             )
-    return [
-        "computed" if source_layer == layer else "shared" for layer, source_layer in enumerate(source_layers_in_config)
-    ]
+    return ["computed" if source_layer == layer else "shared" for layer, source_layer in enumerate(source_layers)]
 
 
 def _rotary_attention(config_values: ConfigValues) -> Any:

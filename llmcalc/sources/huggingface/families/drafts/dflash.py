@@ -33,9 +33,9 @@ from .eagle import COMMON, IGNORED, LATENT_SIZES
 def _read_dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    hidden, mixer = config.integer("hidden_size"), _attention(config, norm)
-    usual_kind = "sliding" if config.flag("use_swa") else "full"
-    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [usual_kind] * depth)
+    hidden_size, mixer = config.integer("hidden_size"), _attention(config, norm)
+    default_kind = "sliding" if config.flag("use_swa") else "full"
+    layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [default_kind] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window", "swa_window_size")}}
         stack = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
@@ -43,22 +43,22 @@ def _read_dflash(config: Config) -> Table:
         config.fields_read.update(("sliding_window", "swa_window_size"))
         stack = {}
     state_count = depth if config.get(*STATE_LAYERS) is None else len(config.integers(*STATE_LAYERS))
-    target_width = config.optional_integer("target_hidden_size") or hidden
+    target_width = config.optional_integer("target_hidden_size") or hidden_size
     stack["streams"] = {
         "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
-        **({"size": target_width} if target_width != hidden else {}),
+        **({"size": target_width} if target_width != hidden_size else {}),
     }  # fmt: skip
-    vocab = config.integer("vocab_size")
-    proposed_tokens = config.optional_integer("draft_vocab_size") or vocab
+    vocab_size = config.integer("vocab_size")
+    draft_vocab_size = config.optional_integer("draft_vocab_size") or vocab_size
     block = layer_table(mixer, _layer_ffn(config), norm)
     return decoder(
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed_tokens} if proposed_tokens != vocab else None,
+        {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None,
         stack,
         tie_word_embeddings=False,
-        from_target=_parts_of_target(config, target_width == hidden, proposed_tokens == vocab),
+        from_target=_parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size),
     )
 
 
@@ -68,11 +68,11 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
     Drafts of NVIDIA's Model Optimizer say whether their own embedding and head are in the checkpoint
     (`has_embed_tokens`, `has_lm_head`); others have neither, unless their width or vocabulary is not the target's.
     """
-    is_shared = {
+    shared_flags = {
         "embed_tokens": has_target_width and not config.flag("has_embed_tokens"),
         "lm_head": has_target_width and has_target_vocab and not config.flag("has_lm_head"),
     }
-    return [part for part, shared in is_shared.items() if shared]
+    return [part for part, is_shared in shared_flags.items() if is_shared]
 
 
 def _attention(config: Config, norm: Table) -> Table:
@@ -116,25 +116,25 @@ def _layer_ffn(config: Config) -> Table:
         config.require("scoring_func", "sqrtsoftplus")
     config.require("moe_router_center", None, "none")
     config.fields_read.add("intermediate_size")
-    preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
+    moe_preset = config.choice(MOE_PRESETS, "moe_preset") if config.has("moe_preset") else MOE_PRESETS["deepseek_v4"]
     stated_fields = {field: config.get(field) for field in EXPERT_FIELDS if config.has(field)}
-    moe_config = Config({**preset, **stated_fields}, {}, config.model_type, location=config.location)
+    moe_config = Config({**moe_preset, **stated_fields}, {}, config.model_type, location=config.location)
     expert_width = moe_config.integer("moe_intermediate_size")
-    clamp_if_limited = clamped_swiglu if moe_config.number("swiglu_limit") else dict
+    clamp_function = clamped_swiglu if moe_config.number("swiglu_limit") else dict
     router: Table = {"scoring_func": moe_config.choice({field: field for field in SCORES}, "scoring_func")}
     if moe_config.choice({"noaux_tc": True, "aux_loss": False, "none": False}, "balance"):
         router["score_correction"] = "buffer"
     shared_ffn: Table | None = None
     if moe_config.count("n_shared_experts"):
         moe_config.require("n_shared_experts", 1)
-        shared_ffn = clamp_if_limited(
+        shared_ffn = clamp_function(
             glu(config, ffn_width=moe_config.optional_integer("shared_expert_intermediate_size") or expert_width)
         )
     is_gated = moe_config.choice({"none": False, "sigmoid": True}, "shared_expert_gate")
     return moe(
         moe_config.integer("n_routed_experts"),
         moe_config.integer("num_experts_per_tok"),
-        clamp_if_limited(glu(config, ffn_width=expert_width)),
+        clamp_function(glu(config, ffn_width=expert_width)),
         shared_ffn,
         router=router,
         **({"shared_expert_gate": True} if is_gated and shared_ffn is not None else {}),

@@ -40,8 +40,8 @@ def _read_eagle(config: Config) -> Table:
     Those of speculators may have all norms, also of the embedding and of the output.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    bias = config.flag("attention_bias")
-    mixer = attention(config, **biases(config.flag("qkv_bias") or bias, *QKV), **biases(bias, "o_bias"))
+    has_bias = config.flag("attention_bias")
+    mixer = attention(config, **biases(config.flag("qkv_bias") or has_bias, *QKV), **biases(has_bias, "o_bias"))
     block = layer_table(mixer, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
@@ -92,8 +92,8 @@ def _read_eagle3_gpt_oss(config: Config) -> Table:
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention, with a stated head size because the layer's input is wider."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads)
+    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **biases(config.flag("attention_bias"), *QKVO), **qk_norms)
 
@@ -104,21 +104,21 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_states(config)
-    hidden, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
+    hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     block: Table = layer_table(mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
-    target_width = config.optional_integer("target_hidden_size") or hidden
+    target_width = config.optional_integer("target_hidden_size") or hidden_size
     listed_layers = config.get("eagle_aux_hidden_state_layer_ids")
     target_states = {
         "type": "target_states",
         "states": len(config.integers("eagle_aux_hidden_state_layer_ids")) if listed_layers else STATES,
         "masked": config.model_type == "peagle",
-        **({"size": target_width} if target_width != hidden else {}),
+        **({"size": target_width} if target_width != hidden_size else {}),
         **({"state_norm": norm} if config.flag("fc_norm") else {}),
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
-    proposed_tokens = config.optional_integer("draft_vocab_size") or config.integer("vocab_size")
+    draft_vocab_size = config.optional_integer("draft_vocab_size") or config.integer("vocab_size")
     stack: Table = {"streams": target_states}
     if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
@@ -132,10 +132,10 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
         config,
         block,
         norm,
-        {"draft_vocab_size": proposed_tokens},
+        {"draft_vocab_size": draft_vocab_size},
         stack,
         tie_word_embeddings=False,
-        from_target=["embed_tokens"] if target_width == hidden else [],
+        from_target=["embed_tokens"] if target_width == hidden_size else [],
     )
 
 

@@ -35,24 +35,24 @@ def _read_medusa(config: Config) -> Table:
     if is_published_class and heads["num_layers"] > 1:
         raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
     vocab = config.integer("vocab_size")
-    scored_tokens = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
+    scored_vocab_size = config.count("truncated_vocab_size") or vocab  # 0 for the whole vocabulary in speculators
     return _model_of_heads(
-        config, {"medusa": heads, **({} if scored_tokens == vocab else {"draft_vocab_size": scored_tokens})}
+        config, {"medusa": heads, **({} if scored_vocab_size == vocab else {"draft_vocab_size": scored_vocab_size})}
     )
 
 
 def _read_mlp_speculator(config: Config) -> Table:
     """Reads the MLP speculator, whose stages are as wide as the target unless the config says otherwise."""
-    heads: Table = {
+    head_fields: Table = {
         "num_heads": config.integer("n_predict"),
         "inner_size": config.count("inner_dim") or config.integer("hidden_size"),
         "tied": config.flag("tie_weights"),
     }
     if config.flag("scale_input"):
-        heads["input_norm"] = rmsnorm(1e-6, weight=False)
-    if heads["tied"] and heads["num_heads"] == 1:
+        head_fields["input_norm"] = rmsnorm(1e-6, weight=False)
+    if head_fields["tied"] and head_fields["num_heads"] == 1:
         raise config.error("tie_weights", True, "false, for n_predict: 1 is one stage")
-    return _model_of_heads(config, {"mlp_speculator": heads})
+    return _model_of_heads(config, {"mlp_speculator": head_fields})
 
 
 def _model_of_heads(config: Config, head: Table) -> Table:

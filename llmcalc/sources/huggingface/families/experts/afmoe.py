@@ -98,9 +98,9 @@ def _read_laguna(config: Config) -> Table:
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     heads_vary = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
     layer_kinds = [f"{kind}{count}" if heads_vary else kind for kind, count in zip(attention_kinds, heads, strict=True)]
-    window = {"full": {}, "sliding": _window_field(config)}
+    window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_fields = {
-        variant_name: {"attention": {"num_attention_heads": head_count, **window[layer_kind]}}
+        variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}
         for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
     }
     ffn_kinds = _dense_and_expert_ffns(

@@ -19,8 +19,8 @@ def _read_dbrx(config: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.integer("kv_n_heads"), "position": rope(attn)}
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     expert = {"intermediate_size": ffn.integer("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
-    experts = ffn.integer("moe_num_experts"), ffn.integer("moe_top_k"), expert
-    block = layer_table(mixer, moe(*experts, expert_loop=True, sliced_experts=True), norm)
+    expert_counts = ffn.integer("moe_num_experts"), ffn.integer("moe_top_k"), expert
+    block = layer_table(mixer, moe(*expert_counts, expert_loop=True, sliced_experts=True), norm)
     return decoder(config, block, norm)
 
 

@@ -18,14 +18,14 @@ from ...parts import ACTIVATIONS, Table, decoder, glu, layer_table, rmsnorm, rop
 def _read_doge(config: Config) -> Table:
     if config.has("hidden_bias"):
         config.require("hidden_bias", False)  # a field of the first checkpoints' own code; the class reads mlp_bias
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     mixer: Table = {
         "type": "dynamic_mask",
         "num_attention_heads": heads,
         "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden, heads),
+        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden_size, heads),
         "keep_window_size": config.integer("keep_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
@@ -38,23 +38,23 @@ def _read_doge(config: Config) -> Table:
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
-def _head_dim(config: Config, hidden: int, heads: int) -> int:
+def _head_dim(config: Config, hidden_size: int, heads: int) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down."""
-    if heads > hidden:
-        raise config.error("num_attention_heads", heads, f"at most hidden_size {hidden}")
-    return hidden // heads
+    if heads > hidden_size:
+        raise config.error("num_attention_heads", heads, f"at most hidden_size {hidden_size}")
+    return hidden_size // heads
 
 
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts (the largest square number up to num_experts); the dense FFN is a shared expert."""
-    experts, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
-    key_count = isqrt(experts)
+    expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
+    key_count = isqrt(expert_count)
     if top_k > key_count**2:
         raise config.error(
-            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {experts} experts that form a square"
+            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {expert_count} experts that form a square"
         )
     routed_experts_table = {
-        "num_experts": experts,
+        "num_experts": expert_count,
         "num_keys": key_count,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),

@@ -53,9 +53,9 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("moe_layer_start_index")
     expert_interval = config.integer("moe_layer_interval")
-    last_moe = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
+    last_expert_layer = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= layer <= last_moe and (layer + 1) % expert_interval == 0 else "dense"
+        "moe" if first_expert_layer <= layer <= last_expert_layer and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
     ]
     return _ffn_kinds(config, layer_kinds, config.integer("moe_intermediate_size"), {"bias": _has_bias(config)})
@@ -71,9 +71,9 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         )
     depth = config.integer("num_hidden_layers")
     is_stated = config.has("moe_layer_start_index")
-    first_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
-    layer_kinds = dense_or_moe_kinds(config, depth, first_layer)
-    if is_stated and layer_kinds != ["dense"] * first_layer + ["moe"] * (depth - first_layer):
+    first_expert_layer = _text_expert_number(config, "moe_layer_start_index", depth) if is_stated else 1
+    layer_kinds = dense_or_moe_kinds(config, depth, first_expert_layer)
+    if is_stated and layer_kinds != ["dense"] * first_expert_layer + ["moe"] * (depth - first_expert_layer):
         raise config.error(
             "moe_layer_start_index",
             config.get("moe_layer_start_index"),
@@ -81,7 +81,7 @@ def _read_ernie4_5_vl_moe_text(config: Config) -> Table:
         )
     if (
         is_stated
-        and first_layer != 1
+        and first_expert_layer != 1
         and not config.has("mlp_layer_types")
         and config.data.get("model_type") != OWN_CODE
     ):
@@ -121,8 +121,8 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
 
 def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
     norm, bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
-    without_shared = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
-    shared_expert_count = 0 if without_shared else config.count("moe_num_shared_experts")
+    lacks_shared_experts = config.data.get("model_type") == OWN_CODE and not config.has("moe_num_shared_experts")
+    shared_expert_count = 0 if lacks_shared_experts else config.count("moe_num_shared_experts")
     experts = moe(
         _text_expert_number(config, "num_experts", MOST_EXPERTS)
         if config.has_list("num_experts")

@@ -118,14 +118,14 @@ def _read_hy_v3(config: Config) -> Table:
         config.require("first_k_dense_replace", 1)
     norm = rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size")
-    bias = config.flag("mlp_bias")
+    has_bias = config.flag("mlp_bias")
     if config.count("num_shared_experts") == 0:
         raise config.error(
             "num_shared_experts",
             0,
             "1 or more (with 0, the class adds an FFN of intermediate_size, which no checkpoint has)",
         )
-    shared_expert = glu(config, bias, expert_width * config.integer("num_shared_experts"))
+    shared_expert = glu(config, has_bias, expert_width * config.integer("num_shared_experts"))
     experts = moe(
         config.integer("num_experts", "num_local_experts"),
         config.integer("num_experts_per_tok"),
@@ -134,7 +134,7 @@ def _read_hy_v3(config: Config) -> Table:
         **SIGMOID,
     )
     ffns_by_kind: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, bias), norm)
+    block = layer_table(_attention_with_norms(config, "before_rope"), glu(config, has_bias), norm)
     return decoder(
         config,
         block,

@@ -11,16 +11,16 @@ from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 
 def _read_jetmoe(config: Config) -> Table:
-    experts, top_k = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    expert_count, top_k = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
     heads = {"num_key_value_heads": config.integer("num_key_value_heads"), "head_dim": config.integer("kv_channels")}
     mixer = {
         "type": "mixture_of_attention",
-        "num_experts": experts,
+        "num_experts": expert_count,
         "num_experts_per_tok": top_k,
         **heads,
         "position": rope(config),
     }
-    ffn = moe(experts, top_k, glu(config, activation_field="activation_function"), output_bias=True)
+    ffn = moe(expert_count, top_k, glu(config, activation_field="activation_function"), output_bias=True)
     block: Table = layer_table(mixer, ffn, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 

@@ -96,7 +96,7 @@ def _read_minimax_m3(config: Config) -> Table:
 
 
 def _prediction(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
-    """Returns the field `mtp`: modules whose layer has sparse attention and experts, whatever the decoder's last has.
+    """Returns the field `mtp`: modules whose layer has sparse attention and experts, for any last layer of the decoder.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
     configs state 1 in `num_nextn_predict_layers` and 7 in `num_mtp_modules`.

@@ -50,20 +50,20 @@ def _read_step3p5(config: Config) -> Table:
     ):
         if config.has(field_name):  # written by converters; its class does not read it
             config.require(field_name, field_value)
-    mlp_bias = config.flag("mlp_bias")
+    has_mlp_bias = config.flag("mlp_bias")
     experts = moe(
         config.integer("n_routed_experts"),
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=config.integer("moe_intermediate_size")),
-        glu(config, mlp_bias, ffn_width=config.integer("share_expert_dim")),
+        glu(config, has_mlp_bias, ffn_width=config.integer("share_expert_dim")),
         **SIGMOID,
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = layer_table(mixer, glu(config, mlp_bias), norm)
+    block = layer_table(mixer, glu(config, has_mlp_bias), norm)
     layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
-    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
     )
 
 
@@ -88,10 +88,10 @@ def _sliding_attention_heads(config: Config) -> int:
     heads = config.optional_integer("num_sliding_attention_heads")
     if heads is not None:
         return heads
-    usual_heads = config.integer("num_attention_heads")
+    default_heads = config.integer("num_attention_heads")
     if not config.has("attention_other_setting"):
-        return usual_heads
-    sliding_config = config.section("attention_other_setting", {"num_attention_heads": usual_heads})
+        return default_heads
+    sliding_config = config.section("attention_other_setting", {"num_attention_heads": default_heads})
     heads = sliding_config.integer("num_attention_heads")
     for field_name, field_value in (
         ("num_attention_groups", config.integer("num_key_value_heads")),

@@ -51,17 +51,17 @@ def _read_embedding_gemma2(config: Config) -> Table:
         "norm": norm,
         "per_layer_input": {"hidden_size_per_layer_input": width_per_layer, "hidden_act": ffn["hidden_act"]},
     }
-    wide_ffn = {
+    full_head_sizes = {
         "head_dim": config.optional_integer("global_head_dim") or 512,
         "num_key_value_heads": config.optional_integer("num_global_key_value_heads") or 1,
     }
-    local_attention = {
+    window_fields = {
         "sliding_window": config.integer("sliding_window"),
         "position": {"type": "rope", "rope_theta": local_theta(config)},
     }
-    layer_head_sizes = head_sizes(config, layer_kinds, wide_ffn)
+    layer_head_sizes = head_sizes(config, layer_kinds, full_head_sizes)
     layers = [
-        (layer_kind, {"attention": {**head_dim, **(local_attention if layer_kind == "sliding" else {})}})
+        (layer_kind, {"attention": {**head_dim, **(window_fields if layer_kind == "sliding" else {})}})
         for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
     stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)

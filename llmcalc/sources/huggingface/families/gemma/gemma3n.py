@@ -48,12 +48,12 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
 def _read_gemma3n(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     window = config.integer("sliding_window")
-    shared_layers = config.count("num_kv_shared_layers")
+    shared_layer_count = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     width_per_layer = config.integer("hidden_size_per_layer_input")
     stream_count = config.integer("altup_num_inputs")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, 5))
-    check_shared_layers(config, layer_kinds, shared_layers)
+    check_shared_layers(config, layer_kinds, shared_layer_count)
     layers: list[tuple[str, Table]] = []
     for layer, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local_rope: Table = (
@@ -61,7 +61,7 @@ def _read_gemma3n(config: Config) -> Table:
             if layer_kind == "sliding"
             else {}
         )
-        reuses_keys = shared_layers > 0 and layer >= depth - shared_layers
+        reuses_keys = shared_layer_count > 0 and layer >= depth - shared_layer_count
         mixer = {**local_rope, "kv_shared": True} if reuses_keys else local_rope
         layers.append(
             (

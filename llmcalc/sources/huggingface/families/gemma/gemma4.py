@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns each layer's head sizes that differ from the common sizes: `global_` fields in full layers."""
-    heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    kv_heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     full_fields: Table = {
         "head_dim": config.integer("global_head_dim"),
-        **({} if heads is None else {"num_key_value_heads": heads}),
+        **({} if kv_heads is None else {"num_key_value_heads": kv_heads}),
     }
     return head_sizes(config, layer_kinds, full_fields)
 
@@ -78,8 +78,8 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     """
     depth = config.integer("num_hidden_layers")
     window = config.integer("sliding_window")
-    shared_layers = config.count("num_kv_shared_layers")
-    check_shared_layers(config, layer_kinds, shared_layers)
+    shared_layer_count = config.count("num_kv_shared_layers")
+    check_shared_layers(config, layer_kinds, shared_layer_count)
     has_double_wide_mlp = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     layer_head_sizes = _full_attention_head_fields(config, layer_kinds)
@@ -93,7 +93,7 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
         elif config.flag("attention_k_eq_v"):
             mixer["attention_k_eq_v"] = True
         layer: Table = {"attention": mixer}
-        if shared_layers and layer_index >= depth - shared_layers:
+        if shared_layer_count and layer_index >= depth - shared_layer_count:
             mixer["kv_shared"] = True
             if has_double_wide_mlp:
                 layer[wider_ffn_field] = {"intermediate_size": 2 * config.integer("intermediate_size")}

@@ -75,10 +75,10 @@ def _read_t5gemma(config: Config) -> Table:
             "head": _token_classifier(config) if config.head == "classification" else {"type": "none"},
         }
     decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
-    hidden, vocab = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
+    hidden_size, vocab_size = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
     encoder |= {
-        "vocab_size": vocab,
-        **({} if hidden == decoder_config.integer("hidden_size") else {"hidden_size": hidden}),
+        "vocab_size": vocab_size,
+        **({} if hidden_size == decoder_config.integer("hidden_size") else {"hidden_size": hidden_size}),
     }
     model_sizes = {
         field: decoder_config.integer(field) for field in ("vocab_size", "hidden_size", "max_position_embeddings")
@@ -141,21 +141,21 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     """
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     depth = config.integer("num_hidden_layers")
-    bias = config.flag("attention_bias")
+    has_bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
         heads = {field: config.integer(field) for field in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         mixer: Table = {
             "type": "merged",
             **heads,
-            "attention_bias": bias,
+            "attention_bias": has_bias,
             "norm": norm,
             **position_field,
             **score_cap_fields(config),
         }
     else:
         mixer = attention(
-            config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(bias, *QKVO)
+            config, **position_field, **score_cap_fields(config), **qk_norm_fields(norm), **biases(has_bias, *QKVO)
         )
     block: Table = layer_table(mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)

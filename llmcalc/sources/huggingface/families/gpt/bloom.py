@@ -32,15 +32,15 @@ def _read_bloom(config: Config) -> Table:
 
 def _read_falcon(config: Config) -> Table:
     norm, heads = layernorm(config.number("layer_norm_epsilon")), config.integer("num_attention_heads")
-    new_architecture = _nullable_flag(config, "new_decoder_architecture")
+    is_new_architecture = _nullable_flag(config, "new_decoder_architecture")
     is_parallel = _nullable_flag(config, "parallel_attn")
     norm_count = config.optional_integer("num_ln_in_parallel_attn")
-    if new_architecture and not is_parallel:
+    if is_new_architecture and not is_parallel:
         raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
-    if is_parallel and not new_architecture and norm_count == 2:
+    if is_parallel and not is_new_architecture and norm_count == 2:
         raise config.error("num_ln_in_parallel_attn", norm_count, "1 or nothing without new_decoder_architecture")
     kv_heads = config.optional_integer("num_kv_heads") or heads
-    if not new_architecture:
+    if not is_new_architecture:
         kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
     has_alibi = _nullable_flag(config, "alibi")
     position = {"type": "alibi"} if has_alibi else rope(config)
@@ -59,7 +59,7 @@ def _read_falcon(config: Config) -> Table:
         mixer, non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias")), norm
     )
     if is_parallel:
-        block["parallel"] = "separate" if new_architecture and norm_count in (None, 2) else "shared"
+        block["parallel"] = "separate" if is_new_architecture and norm_count in (None, 2) else "shared"
     return decoder(config, block, norm)
 
 

@@ -52,10 +52,10 @@ def _read_blt(config: Config) -> Table:
     }
     if config.flag("patch_in_forward"):
         patcher_config = config.section("patcher_config", SECTIONS["patcher"])
-        patcher_window, vocab = patcher_config.optional_integer("sliding_window"), config.integer("vocab_size")
-        if patcher_config.integer("vocab_size") < vocab:
+        patcher_window, vocab_size = patcher_config.optional_integer("sliding_window"), config.integer("vocab_size")
+        if patcher_config.integer("vocab_size") < vocab_size:
             raise patcher_config.error(
-                "vocab_size", patcher_config.integer("vocab_size"), f"at least {vocab}, the model's vocabulary"
+                "vocab_size", patcher_config.integer("vocab_size"), f"at least {vocab_size}, the model's vocabulary"
             )
         residual_streams["patcher"] = {
             **_llama_layers(patcher_config, {} if patcher_window is None else {"sliding_window": patcher_window}),
@@ -85,19 +85,19 @@ def _read_blt(config: Config) -> Table:
 
 def _check_vocabulary(config: Config, local_encoder: Config) -> None:
     """Raises `InputError` if embedding and head have different vocabularies."""
-    local_vocab, vocab = local_encoder.integer("vocab_size"), config.integer("vocab_size")
-    if local_vocab != vocab:
-        raise local_encoder.error("vocab_size", local_vocab, f"{vocab}, the vocabulary of the head")
+    local_vocab, vocab_size = local_encoder.integer("vocab_size"), config.integer("vocab_size")
+    if local_vocab != vocab_size:
+        raise local_encoder.error("vocab_size", local_vocab, f"{vocab_size}, the vocabulary of the head")
 
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
     """Returns layers of Llama's kind. attention_fields: further fields of their attention."""
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
-    head_size = config.quotient("num_attention_heads", hidden, heads)
+    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    head_size = config.quotient("num_attention_heads", hidden_size, heads)
     if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size
         config.require("head_dim", head_size)
     config.require("dropout", 0, 0.0, None)
-    ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or int(8 * hidden / 3))
+    ffn = glu(config, ffn_width=config.optional_integer("intermediate_size") or int(8 * hidden_size / 3))
     block = layer_table(attention(config, **(attention_fields or {})), ffn, rmsnorm(config.number("rms_norm_eps")))
     return {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block}
 

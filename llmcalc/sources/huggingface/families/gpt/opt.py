@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def _read_opt(config: Config) -> Table:
-    bias = config.flag("enable_bias")
-    pre_norm = config.flag("do_layer_norm_before")
-    hidden = config.integer("hidden_size")
+    has_bias = config.flag("enable_bias")
+    is_pre_norm = config.flag("do_layer_norm_before")
+    hidden_size = config.integer("hidden_size")
     norm = layernorm(weight=config.flag("layer_norm_elementwise_affine"))
     block = layer_table(
-        full_width_heads(config, **biases(bias, *QKVO)),
-        non_gated_ffn(config, "ffn_dim", "activation_function", bias),
+        full_width_heads(config, **biases(has_bias, *QKVO)),
+        non_gated_ffn(config, "ffn_dim", "activation_function", has_bias),
         norm,
-        "pre" if pre_norm else "post",
+        "pre" if is_pre_norm else "post",
     )
-    embedding_width = config.optional_integer("word_embed_proj_dim") or hidden
-    final_norm = norm if pre_norm and not config.flag("_remove_final_layer_norm") else None
-    embedding_fields: Table = {} if embedding_width == hidden else {"embedding_size": embedding_width}
+    embedding_width = config.optional_integer("word_embed_proj_dim") or hidden_size
+    final_norm = norm if is_pre_norm and not config.flag("_remove_final_layer_norm") else None
+    embedding_fields: Table = {} if embedding_width == hidden_size else {"embedding_size": embedding_width}
     return decoder(config, block, final_norm, stack={"position": learned_positions(config, 2)}, **embedding_fields)
 
 

@@ -61,10 +61,10 @@ def _read_stablelm(config: Config) -> Table:
 
 
 def _read_starcoder2(config: Config) -> Table:
-    norm, bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
-    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **biases(bias, *QKVO))
+    norm, has_bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
+    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **biases(has_bias, *QKVO))
     return decoder(
-        config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", bias), norm), norm
+        config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm), norm
     )
 
 

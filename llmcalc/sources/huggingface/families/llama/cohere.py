@@ -81,22 +81,22 @@ def _read_cohere2(config: Config) -> Table:
 
 def _read_cohere2_moe(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
-    depth, dense_layers = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
-    if dense_layers > depth:
-        raise config.error("first_k_dense_replace", dense_layers, f"at most num_hidden_layers ({depth})")
+    depth, dense_layer_count = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
+    if dense_layer_count > depth:
+        raise config.error("first_k_dense_replace", dense_layer_count, f"at most num_hidden_layers ({depth})")
     dense_period = config.integer("prefix_dense_sliding_window_pattern")
     full_attention_period = config.optional_integer("sliding_window_pattern") or 4
     window = config.optional_integer("sliding_window")
     default_layer_kinds = [
-        *kinds_with_nth_full(dense_layers, dense_period),
-        *kinds_with_nth_full(depth - dense_layers, full_attention_period),
+        *kinds_with_nth_full(dense_layer_count, dense_period),
+        *kinds_with_nth_full(depth - dense_layer_count, full_attention_period),
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense"] * dense_layers + ["sparse"] * (depth - dense_layers),
+        ["dense"] * dense_layer_count + ["sparse"] * (depth - dense_layer_count),
     )
     shared_expert_count = config.count("num_shared_experts")
     experts = moe(

@@ -57,12 +57,12 @@ def _read_exaone_moe(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.integer("num_hidden_layers")
     window = config.optional_integer("sliding_window")
-    dense_layers = config.count("first_k_dense_replace")
+    dense_layer_count = config.count("first_k_dense_replace")
     ffn_kinds = listed_kinds(
         config,
         "mlp_layer_types",
         {"dense": "dense", "sparse": "sparse"},
-        ["dense" if layer < dense_layers else "sparse" for layer in range(depth)],
+        ["dense" if layer < dense_layer_count else "sparse" for layer in range(depth)],
     )
     if config.has("is_moe_layer") and config.get("is_moe_layer") != [ffn_kind == "sparse" for ffn_kind in ffn_kinds]:
         raise config.error(
@@ -93,8 +93,8 @@ def _read_exaone_moe(config: Config) -> Table:
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
     stack: Table = {"variants": layer_variants, **kind_pattern}
-    module_kind = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
-    module_attention = FULL_OR_SLIDING.get(module_kind[0], "full") if module_kind else attention_kinds[0]
+    module_kinds = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
+    module_attention = FULL_OR_SLIDING.get(module_kinds[0], "full") if module_kinds else attention_kinds[0]
     mtp_fields = add_prediction(
         config, stack, "mtp", {"attention": attention_changes[module_attention], **dense_network}, norm
     )

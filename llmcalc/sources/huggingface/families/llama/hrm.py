@@ -20,9 +20,9 @@ def _read_hrm_text(config: Config) -> Table:
     depth = config.optional_integer("num_layers_per_stack") or config.integer("num_hidden_layers")
     if 2 * depth > MOST_KINDS or depth * high_level_cycles * (low_level_cycles + 1) > MOST_LAYERS:
         raise config.error("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
-    norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     mixer = attention(
-        config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
+        config, num_key_value_heads=None, output_gate={"per": "element", "bias": has_bias}, **biases(has_bias, *QKVO)
     )
     low_level_names = [f"low_{layer}" for layer in range(depth)]
     high_level_names = [f"high_{layer}" for layer in range(depth)]

@@ -13,9 +13,9 @@ from .llama import llama_decoder
 
 def _read_internlm3(config: Config) -> Table:
     """Reads InternLM3: `qkv_bias` and `bias` must be equal, because Llama's class has both or neither."""
-    bias = config.flag("attention_bias")
-    config.require("mlp_bias", bias)
-    return llama_decoder(config, attention(config, **biases(bias, *QKVO)), bias)
+    has_bias = config.flag("attention_bias")
+    config.require("mlp_bias", has_bias)
+    return llama_decoder(config, attention(config, **biases(has_bias, *QKVO)), has_bias)
 
 
 def _read_iquestcoder(config: Config) -> Table:

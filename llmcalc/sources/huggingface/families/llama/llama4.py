@@ -45,11 +45,11 @@ def _read_llama4_text(config: Config) -> Table:
         config, "layer_types", KINDS, ["chunked" if position == "rope" else "full" for position in position_kinds]
     )
     if config.optional_integer("attention_chunk_size") is None:
-        chunk_size = {}
+        chunk_field = {}
     else:
-        chunk_size = {"attention_chunk_size": config.integer("attention_chunk_size")}
-    attention_fields: Table = {"chunked": chunk_size, "full": {}, "rope": rope_fields, "nope": {}}
-    kinds_of_attention = {
+        chunk_field = {"attention_chunk_size": config.integer("attention_chunk_size")}
+    attention_fields: Table = {"chunked": chunk_field, "full": {}, "rope": rope_fields, "nope": {}}
+    attention_changes = {
         f"{attention_range}_{kind}": {"attention": {**attention_fields[attention_range], **attention_fields[kind]}}
         for attention_range in KINDS.values()
         for kind in ("rope", "nope")
@@ -81,20 +81,20 @@ def _read_llama4_text(config: Config) -> Table:
         block,
         norm,
         stack=stack_of_combined_kinds(
-            (layer_kinds, kinds_of_attention), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
+            (layer_kinds, attention_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
         ),
     )
 
 
 def _rope_flags(config: Config, depth: int) -> list[int]:
     """Returns 1 for each layer with RoPE and 0 for others; an empty list in the config means the default."""
-    listed_flags, nope_interval = config.get("no_rope_layers"), config.integer("no_rope_layer_interval")
-    if listed_flags:
+    stated_flags, nope_interval = config.get("no_rope_layers"), config.integer("no_rope_layer_interval")
+    if stated_flags:
         rope_flags = config.integers("no_rope_layers")
     else:
         rope_flags = [int((layer + 1) % nope_interval != 0) for layer in range(depth)]
     if len(rope_flags) != depth:
-        raise config.error("no_rope_layers", listed_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
+        raise config.error("no_rope_layers", stated_flags, f"{depth} times 0 or 1 (the list has {len(rope_flags)})")
     return rope_flags
 
 

@@ -46,7 +46,7 @@ MOST_TABLES, LARGEST_TABLE = 256, 2**32
 def _read_qwen4(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     stream_count = config.integer("hc_count")
-    rank = config.integer("hc_lowrank")
+    low_rank = config.integer("hc_lowrank")
     norm, has_bias = offset_rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     full_attention: Table = {
         "type": "attention",
@@ -73,7 +73,7 @@ def _read_qwen4(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
         "hc_mult": stream_count,
-        "hc_lowrank": rank,
+        "hc_lowrank": low_rank,
     }
     full_period = config.integer("full_attention_interval")
     layer_kinds = listed_kinds(
@@ -91,7 +91,7 @@ def _read_qwen4(config: Config) -> Table:
                 layer_changes | ngram_inputs.get(layer + 1, {}),
             )
         )
-    shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": rank, "norm": norm}
+    shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": low_rank, "norm": norm}
     stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
     return decoder(config, block, None, stack=stack)
 

@@ -87,13 +87,16 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
             shared_expert_gate=True,
         )
     layer_configs = {
-        mixer + kind: layer_table(mixers[mixer], ffns_by_kind[kind], norm) for mixer in mixers for kind in ffns_by_kind
+        mixer_kind + kind: layer_table(mixers[mixer_kind], ffns_by_kind[kind], norm)
+        for mixer_kind in mixers
+        for kind in ffns_by_kind
     }
     attention_period = config.integer("full_attention_interval")
     default_layer_kinds = ["linear" if (layer + 1) % attention_period else "full" for layer in range(depth)]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     layer_kinds = [
-        layer_kind + ("_moe" if experts else "") for layer_kind, experts in zip(mixer_kinds, expert_flags, strict=True)
+        layer_kind + ("_moe" if has_experts else "")
+        for layer_kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
     stack = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
@@ -101,9 +104,9 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
     """Returns Qwen's multi-token-prediction module, which has one full-attention layer."""
-    layers = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
+    module_count = config.count("mtp_num_hidden_layers") if config.has("mtp_num_hidden_layers") else 0
     last_full_kind = next((layer_kind for layer_kind in reversed(layer_kinds) if layer_kind.startswith("full")), None)
-    if layers != 1 or last_full_kind is None or config.head != "lm":
+    if module_count != 1 or last_full_kind is None or config.head != "lm":
         return {}
     return {
         "mtp": {
@@ -117,11 +120,11 @@ def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
 def _read_qwen3_next(config: Config) -> Table:
     dense_indices, expert_interval = config.get("mlp_only_layers"), config.integer("decoder_sparse_step")
     dense_layers = set() if dense_indices is None else set(config.integers("mlp_only_layers"))
-    experts = config.count("num_experts") > 0
+    has_experts = config.count("num_experts") > 0
     return _qwen_decoder(
         config,
         [
-            experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
+            has_experts and layer not in dense_layers and (layer + 1) % expert_interval == 0
             for layer in range(config.integer("num_hidden_layers"))
         ],
     )

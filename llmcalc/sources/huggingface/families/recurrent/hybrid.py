@@ -49,7 +49,7 @@ def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: 
     """Returns a decoder with several kinds of layers. Each kind is a layer table without a norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     stack = stack_of_kinds(
-        {kind: {**table, "norm": norm, "norm_placement": "pre"} for kind, table in layer_configs.items()},
+        {layer_kind: {**table, "norm": norm, "norm_placement": "pre"} for layer_kind, table in layer_configs.items()},
         layer_kinds,
     )
     return decoder(config, stack.pop("block"), norm, stack=stack)
@@ -126,10 +126,10 @@ def _read_jamba(config: Config) -> Table:
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
         "norm": norm,
     }
-    experts, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
+    expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
     ffns_by_kind = {
         "dense": dense_ffn(config),
-        "moe": moe(experts, top_k, glu(config)) if experts > 1 else dense_ffn(config),
+        "moe": moe(expert_count, top_k, glu(config)) if expert_count > 1 else dense_ffn(config),
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_configs = {
@@ -139,7 +139,7 @@ def _read_jamba(config: Config) -> Table:
     }
     layer_pairs = zip(
         _periodic_kinds(config, "attn", "attention", "mamba"),
-        _periodic_kinds(config, "expert", "moe" if experts > 1 else "dense", "dense"),
+        _periodic_kinds(config, "expert", "moe" if expert_count > 1 else "dense", "dense"),
         strict=True,
     )
     return mixed_decoder(config, layer_configs, [f"{mixer_name}_{ffn_kind}" for mixer_name, ffn_kind in layer_pairs])

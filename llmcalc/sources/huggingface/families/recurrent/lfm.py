@@ -97,8 +97,8 @@ def _read_lfm2_moe(config: Config) -> Table:
     )
     ffns_by_kind = {"dense": _swiglu(config.integer("intermediate_size")), "moe": experts}
     layer_configs = {
-        f"{mixer}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
-        for mixer, mixer_fields in _mixer_tables(config, norm).items()
+        f"{mixer_kind}_{ffn_kind}": layer_table(mixer_fields, ffns_by_kind[ffn_kind], norm)
+        for mixer_kind, mixer_fields in _mixer_tables(config, norm).items()
         for ffn_kind in ffns_by_kind
     }
     config.texts("layer_types")  # the class has no default for layer_types
@@ -106,7 +106,7 @@ def _read_lfm2_moe(config: Config) -> Table:
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     stack = stack_of_kinds(
         layer_configs,
-        [f"{mixer}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer in enumerate(mixer_kinds)],
+        [f"{mixer_kind}_{'dense' if layer < dense_layers else 'moe'}" for layer, mixer_kind in enumerate(mixer_kinds)],
     )
     return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
 

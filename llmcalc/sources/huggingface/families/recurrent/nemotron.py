@@ -64,12 +64,12 @@ def layer_kinds(config: Config) -> list[str]:
     field = "layer_types" if config.has("layer_types") or config.has("layers_block_type") else "hybrid_override_pattern"
     layer_pattern_text: Any = config.get(field)
     layer_letters = list(layer_pattern_text) if isinstance(layer_pattern_text, str) else config.texts(field)
-    layer_kinds_read = [KINDS.get(letter, "") for letter in layer_letters]
-    if not layer_kinds_read or "" in layer_kinds_read:
+    parsed_kinds = [KINDS.get(letter, "") for letter in layer_letters]
+    if not parsed_kinds or "" in parsed_kinds:
         raise config.error(
             field, layer_pattern_text, "a layer for each of M, *, - and E, or a list of mamba, attention, mlp and moe"
         )
-    return layer_kinds_read
+    return parsed_kinds
 
 
 def _mamba(config: Config) -> Table:

@@ -26,10 +26,10 @@ from ...writes import PARTIAL_ROTARY
 
 def _read_recurrent_gemma(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    recurrent_width = config.optional_integer("lru_width") or hidden
+    recurrent_width = config.optional_integer("lru_width") or hidden_size
     config.quotient("num_attention_heads", recurrent_width, heads)
     window = config.integer("attention_window_size", "sliding_window")
     local_attention = attention(

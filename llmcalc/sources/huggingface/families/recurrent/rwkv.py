@@ -11,14 +11,14 @@ from ...parts import Table, decoder, layer_table, layernorm
 
 
 def _read_rwkv(config: Config) -> Table:
-    hidden, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
+    hidden_size, norm = config.integer("hidden_size"), layernorm(config.number("layer_norm_epsilon"))
     time_mixing = {
         "type": "rwkv_time_mix",
-        "attention_hidden_size": config.optional_integer("attention_hidden_size") or hidden,
+        "attention_hidden_size": config.optional_integer("attention_hidden_size") or hidden_size,
     }
     channel_mixing = {
         "type": "rwkv_channel_mix",
-        "intermediate_size": config.optional_integer("intermediate_size") or 4 * hidden,
+        "intermediate_size": config.optional_integer("intermediate_size") or 4 * hidden_size,
     }
     block: Table = layer_table(time_mixing, channel_mixing, norm)
     stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}

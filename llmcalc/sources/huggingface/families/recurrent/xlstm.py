@@ -15,8 +15,8 @@ from ...writes import Value
 
 
 def _read_xlstm(config: Config) -> Table:
-    hidden, heads, has_bias = config.integer("hidden_size"), config.integer("num_heads"), config.flag("use_bias")
-    config.require("embedding_dim", None, hidden)
+    hidden_size, heads, has_bias = config.integer("hidden_size"), config.integer("num_heads"), config.flag("use_bias")
+    config.require("embedding_dim", None, hidden_size)
     eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(has_bias, "bias"))
     mixer: Table = {
@@ -27,13 +27,13 @@ def _read_xlstm(config: Config) -> Table:
         "norm_eps": eps,
     }
     mixer |= {
-        "qk_head_dim": _head_size(config, "qk_dim_factor", hidden, heads),
-        "v_head_dim": _head_size(config, "v_dim_factor", hidden, heads),
+        "qk_head_dim": _head_size(config, "qk_dim_factor", hidden_size, heads),
+        "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, heads),
     }
     mixer["gate_soft_cap"] = config.number("gate_soft_cap")
     width_multiple = config.integer("ffn_round_up_to_multiple_of")
     ffn_width = floor(
-        (hidden * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple
+        (hidden_size * config.number("ffn_proj_factor") + width_multiple - 1) // width_multiple * width_multiple
     )
     ffn: Table = {
         "intermediate_size": ffn_width,
@@ -42,19 +42,19 @@ def _read_xlstm(config: Config) -> Table:
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     block: Table = layer_table(mixer, ffn, norm)
-    depth = {"num_hidden_layers": config.integer("num_blocks")} if config.has("num_blocks") else {}
-    return {**decoder(config, block, rmsnorm(eps), stack=depth), "tie_word_embeddings": False}
+    depth_field = {"num_hidden_layers": config.integer("num_blocks")} if config.has("num_blocks") else {}
+    return {**decoder(config, block, rmsnorm(eps), stack=depth_field), "tie_word_embeddings": False}
 
 
-def _head_size(config: Config, factor_field: str, hidden: int, heads: int) -> int:
+def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) -> int:
     """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
     """
-    inner_width = floor(hidden * config.number(factor_field))
+    inner_width = floor(hidden_size * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
         raise config.error(
-            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden}"
+            factor_field, config.get(factor_field), f"a factor that makes a multiple of 64 of hidden_size {hidden_size}"
         )
     return config.quotient("num_heads", inner_width, heads)
 

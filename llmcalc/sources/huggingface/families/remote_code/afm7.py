@@ -14,33 +14,33 @@ from ...parts import Table, attention, decoder, layer_table, qk_norm_fields, rms
 
 def _read_afm7(config: Config) -> Table:
     """Reads AFM-7. Norms of queries and keys follow the rotation, and the output projection is the embedding's."""
-    depth, reusing_layers = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
-    if reusing_layers >= depth:
-        raise config.error("num_kv_reuse_layers", reusing_layers, f"fewer than the {depth} layers of the model")
+    depth, reusing_layer_count = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
+    if reusing_layer_count >= depth:
+        raise config.error("num_kv_reuse_layers", reusing_layer_count, f"fewer than the {depth} layers of the model")
     heads = config.integer("num_attention_heads")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     width_factor = _ffn_width_factor(config)
     mixer = attention(
         config,
-        head_dim=config.quotient("num_heads", hidden, heads),
+        head_dim=config.quotient("num_heads", hidden_size, heads),
         **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"),
     )
-    ffn = {"intermediate_size": int(hidden * width_factor), "hidden_act": "silu", "gated": True}
+    ffn = {"intermediate_size": int(hidden_size * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(mixer, ffn, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
-        ("own", {}) if layer < depth - reusing_layers else ("shared", {"attention": {"kv_shared": True}})
+        ("own", {}) if layer < depth - reusing_layer_count else ("shared", {"attention": {"kv_shared": True}})
         for layer in range(depth)
     ]
-    return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layers else None)
+    return decoder(config, block, norm, stack=stack_of_layers(layers) if reusing_layer_count else None)
 
 
 def _ffn_width_factor(config: Config) -> float:
     """Returns the width of the FFN in units of the hidden size."""
     field_name = "hidden_dim_scale_factor"
-    width_factor, hidden = config.number(field_name), config.integer("hidden_size")
-    if not 1 <= hidden * width_factor <= LARGEST:
+    width_factor, hidden_size = config.number(field_name), config.integer("hidden_size")
+    if not 1 <= hidden_size * width_factor <= LARGEST:
         raise config.error(field_name, width_factor, "a number that gives the network a width")
     return width_factor
 

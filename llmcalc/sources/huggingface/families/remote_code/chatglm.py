@@ -36,14 +36,14 @@ def _read_chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
     eps = config.number("layernorm_epsilon")
     heads = config.integer("num_attention_heads")
-    bias = config.flag("add_bias_linear")
+    has_bias = config.flag("add_bias_linear")
     norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
     mixer = {
         "num_attention_heads": heads,
         "head_dim": config.integer("head_dim"),
         "position": rope(config, 0.5),
-        **biases(bias or config.flag("add_qkv_bias"), *QKV),
-        **biases(bias, "o_bias"),
+        **biases(has_bias or config.flag("add_qkv_bias"), *QKV),
+        **biases(has_bias, "o_bias"),
     }
     if config.flag("multi_query_attention"):
         mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
@@ -51,7 +51,7 @@ def _read_chatglm2(config: Config) -> Table:
         "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": "silu",
         "gated": True,
-        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+        **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     final_norm = norm if config.flag("post_layer_norm") else None
     return decoder(config, layer_table(mixer, ffn, norm), final_norm)

@@ -64,9 +64,9 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
     kv_sources, index_sources = (
         _layer_indices(config, field_name, depth) for field_name in ("kv_source_layer_ids", "index_source_layer_ids")
     )
-    selected_tokens, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
+    index_topk, candidate_block_fields = config.integer("index_topk"), _candidate_blocks(config)
     indexer_table: Table = {field: config.integer(field) for field in ("index_n_heads", "index_head_dim")}
-    indexer_table["index_topk"] = selected_tokens
+    indexer_table["index_topk"] = index_topk
     candidate_source_layer = config.get("candidate_source_layer_id")
     if candidate_source_layer != -1 and (
         not is_json_integer(candidate_source_layer)
@@ -76,7 +76,7 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
             "candidate_source_layer_id", candidate_source_layer, "a layer of index_source_layer_ids, or -1 for none"
         )
     layers: list[tuple[str, Table]] = []
-    rate_of_source = 0
+    source_rate = 0
     for layer, compression_ratio in enumerate(compression_ratios[:depth]):
         if compression_ratio == 0:
             if layer in kv_sources or layer in index_sources:
@@ -86,12 +86,12 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
             layers.append(("local", {}))
             continue
         if layer in kv_sources:
-            rate_of_source = compression_ratio
+            source_rate = compression_ratio
             if layer not in index_sources:
                 raise config.error(
                     "index_source_layer_ids", sorted(index_sources), f"layer {layer} too, which computes entries"
                 )
-        elif compression_ratio != rate_of_source:
+        elif compression_ratio != source_rate:
             raise config.error(
                 "kv_source_layer_ids",
                 sorted(kv_sources),
@@ -103,22 +103,22 @@ def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
             "entries_shared": layer not in kv_sources,
         }
         if layer not in index_sources:
-            layers.append(("shared", {**layer_changes, "index_topk": selected_tokens}))
+            layers.append(("shared", {**layer_changes, "index_topk": index_topk}))
             continue
         if layer >= candidate_source_layer >= 0 and compression_ratio != 1:
             raise config.error(
                 "compress_ratios", compression_ratios, f"1 for layer {layer}, at or above candidate_source_layer_id"
             )
         if layer == candidate_source_layer:
-            attention_sizes = {"finds": candidate_block_fields}
+            candidate_fields = {"finds": candidate_block_fields}
         elif layer > candidate_source_layer >= 0:
-            attention_sizes = {"candidates": candidate_block_fields}
+            candidate_fields = {"candidates": candidate_block_fields}
         else:
-            attention_sizes = {}
+            candidate_fields = {}
         layers.append(
             (
                 "full" if layer in kv_sources else "selecting",
-                {**layer_changes, "indexer": {**indexer_table, **attention_sizes}},
+                {**layer_changes, "indexer": {**indexer_table, **candidate_fields}},
             )
         )
     return layers
@@ -140,17 +140,17 @@ def _ngram_inputs(config: Config, depth: int, stream_count: int, norm: Table) ->
         raise config.error(
             "engram_num_embeddings", ngram_rows, f"one number of rows for each of {len(layer_ids)} layers"
         )
-    heads = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
-    if heads < 1:
+    head_count = (config.integer("engram_max_ngram_size") - 1) * config.integer("engram_n_heads")
+    if head_count < 1:
         raise config.error("engram_max_ngram_size", config.get("engram_max_ngram_size"), "2 or more")
     common_fields = {
-        "ngram_heads": heads,
+        "ngram_heads": head_count,
         "ngram_head_dim": config.integer("engram_head_dim"),
         "streams": stream_count,
         "norm": norm,
     }
     rows_by_layer = zip(layer_ids, ngram_rows, strict=True)
-    return {i: {"ngram_input": {"ngram_rows": count, **common_fields}} for i, count in rows_by_layer if i < depth}
+    return {i: {"ngram_input": {"ngram_rows": rows, **common_fields}} for i, rows in rows_by_layer if i < depth}
 
 
 DEFAULTS: dict[str, Any] = {

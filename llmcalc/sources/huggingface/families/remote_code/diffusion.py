@@ -49,18 +49,18 @@ def _read_llada(config: Config) -> Table:
     for field_name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
         config.require(field_name, None, False)
     config.require("rope", True)
-    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
-    hidden, qkv_bias = config.integer("hidden_size"), bias or config.flag("include_qkv_bias")
+    norm, has_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
+    hidden_size, has_qkv_bias = config.integer("hidden_size"), has_bias or config.flag("include_qkv_bias")
     config.fields_read.add("mlp_ratio")
-    ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden
+    ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
     if ffn_width > LARGEST:
         raise config.error("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
-    mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
-    block = layer_table(mixer, glu(config, bias, ffn_width), norm)
+    mixer = attention(config, **biases(has_qkv_bias, *QKV), **biases(has_bias, "o_bias"))
+    block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
-    head = biases(bias and not is_tied, "bias")
+    head = biases(has_bias and not is_tied, "bias")
     return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
 
 

@@ -110,15 +110,15 @@ def _read_bailing_linear(config: Config) -> Table:
     full_attention = {"type": "attention", **ling_attention(config, norm)}
     first_expert_layer, experts = config.count("first_k_dense_replace"), ling_experts(config)
     ffn_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
-    mixers = [
+    mixer_kinds = [
         "full" if (layer + 1) % group_size == 0 or layer >= depth // group_size * group_size else "linear"
         for layer in range(depth)
     ]
     block = layer_table(linear_attention, experts, norm)
-    mixer_kinds: Table = {"linear": {}, "full": {"attention": full_attention}}
-    network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
+    mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
+    ffn_changes: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config)}}}
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
     )
 
 

@@ -109,21 +109,21 @@ def _linear_attention(config: Config) -> Table:
 
 
 def _read_hgrn2(config: Config) -> Table:
-    """Reads HGRN2. Its class has a table with a lower bound for each layer, whose first row is taken from all."""
+    """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
     config.require("use_short_conv", False)
     config.require("elementwise_affine", True)
-    hidden, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
+    hidden_size, has_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
     heads = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
     if key_dim is None:
-        key_dim = config.quotient("num_attention_heads", hidden, config.integer("num_attention_heads"))
-    if hidden % key_dim:
-        raise config.error("expand_ratio", key_dim, f"a divisor of hidden_size {hidden}")
-    if heads not in (None, hidden // key_dim):
-        raise config.error("num_heads", heads, f"hidden_size / expand_ratio ({hidden // key_dim}), or none")
+        key_dim = config.quotient("num_attention_heads", hidden_size, config.integer("num_attention_heads"))
+    if hidden_size % key_dim:
+        raise config.error("expand_ratio", key_dim, f"a divisor of hidden_size {hidden_size}")
+    if heads not in (None, hidden_size // key_dim):
+        raise config.error("num_heads", heads, f"hidden_size / expand_ratio ({hidden_size // key_dim}), or none")
     mixer = {
         "type": "hgrn2",
-        "num_attention_heads": hidden // key_dim,
+        "num_attention_heads": hidden_size // key_dim,
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": key_dim,
         "lower_bound": has_bounds,
@@ -131,22 +131,22 @@ def _read_hgrn2(config: Config) -> Table:
     }
     if not has_bounds:
         return _decoder(config, mixer)
-    attention_layers = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
-    if attention_layers:
+    attention_layer_count = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
+    if attention_layer_count:
         config.notes.append(
             "attn: the table of lower bounds has a row for its layers too, which is not counted: "
-            f"{attention_layers * hidden:,} parameters"
+            f"{attention_layer_count * hidden_size:,} parameters"
         )
     return _decoder(config, mixer, first_mixer={**mixer, "first": True})
 
 
 def _head_size(config: Config, field: str) -> int:
     """Returns the size of a head, where all heads together are the model's width times a field, rounded down."""
-    heads, expansion = config.integer("num_attention_heads"), config.number(field)
-    width = int(config.integer("hidden_size") * expansion)
-    if not 1 <= width <= LARGEST or width % heads:
-        raise config.error(field, expansion, f"a width that is a multiple of num_heads ({heads})")
-    return width // heads
+    heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field)
+    scaled_width = int(config.integer("hidden_size") * expansion_ratio)
+    if not 1 <= scaled_width <= LARGEST or scaled_width % heads:
+        raise config.error(field, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
+    return scaled_width // heads
 
 
 def _read_kda(config: Config) -> Table:
@@ -155,12 +155,12 @@ def _read_kda(config: Config) -> Table:
         config.require(field, required_value)
     heads = config.integer("num_attention_heads")
     config.require("num_v_heads", None, heads)
-    sizes = {
+    head_sizes = {
         "num_heads": heads,
         "head_dim": config.integer("head_dim"),
         "short_conv_kernel_size": config.integer("conv_size"),
     }
-    return _decoder(config, kda(config, Config(sizes, {}, config.model_type), output_gate_bias=True))
+    return _decoder(config, kda(config, Config(head_sizes, {}, config.model_type), output_gate_bias=True))
 
 
 def _read_samba(config: Config) -> Table:
@@ -253,10 +253,10 @@ def _ffn_width(config: Config) -> int:
     """Returns `intermediate_size`, else 2/3 of `hidden_ratio` widths of the model, rounded up to a multiple of 256."""
     stated_width = config.optional_integer("intermediate_size")
     config.require("hidden_act", "swish")
-    ratio = config.optional_integer("hidden_ratio") or 4
-    ffn_width = stated_width or -(-int(config.integer("hidden_size") * ratio * 2 / 3) // 256) * 256
+    width_ratio = config.optional_integer("hidden_ratio") or 4
+    ffn_width = stated_width or -(-int(config.integer("hidden_size") * width_ratio * 2 / 3) // 256) * 256
     if ffn_width > LARGEST:
-        raise config.error("hidden_ratio", ratio, f"a width of at most {LARGEST}")
+        raise config.error("hidden_ratio", width_ratio, f"a width of at most {LARGEST}")
     return ffn_width
 
 

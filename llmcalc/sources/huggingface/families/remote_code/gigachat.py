@@ -37,12 +37,12 @@ GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_
 
 def _read_gigachat(config: Config) -> Table:
     """Reads GigaChat 3.5, whose latent attention stands in the layers of `full_attention_layers` or `layer_types`."""
-    for field, expected in (("use_shared_expert_sigmoid", False), ("nextn_is_sparse", False)):
-        config.require(field, expected, None)
+    for field, expected_value in (("use_shared_expert_sigmoid", False), ("nextn_is_sparse", False)):
+        config.require(field, expected_value, None)
     config.require("linear_gating_type", *GATED_HEADS)
     depth, norm = config.integer("num_hidden_layers"), _norm(config)
-    gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}
-    full_attention = latent_attention(config, norm=norm, **gate)
+    output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}
+    full_attention = latent_attention(config, norm=norm, **output_gate)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     block: Table = {
         "attention": gated_delta_net(config),
@@ -59,14 +59,14 @@ def _read_gigachat(config: Config) -> Table:
 
 def _norm(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
-    zero_centered = float32_rmsnorm(eps, unit_offset=True)
-    norms: dict[str, Table] = {
-        "ZeroCenteredGatedNorm": {**zero_centered, "gate_rank": GATE_RANK},
-        "ZeroCenteredRMSNorm": zero_centered,
+    zero_centered_norm = float32_rmsnorm(eps, unit_offset=True)
+    norms_by_type: dict[str, Table] = {
+        "ZeroCenteredGatedNorm": {**zero_centered_norm, "gate_rank": GATE_RANK},
+        "ZeroCenteredRMSNorm": zero_centered_norm,
         "LlamaRMSNorm": rmsnorm(eps),
         "RMSNorm": rmsnorm(eps),
     }
-    return norms[config.choice({norm_type: norm_type for norm_type in norms}, "norm_type")]
+    return norms_by_type[config.choice({norm_type: norm_type for norm_type in norms_by_type}, "norm_type")]
 
 
 def _mixer_kinds(config: Config, depth: int) -> list[str]:

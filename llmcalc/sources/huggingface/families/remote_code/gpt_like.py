@@ -76,10 +76,10 @@ def _read_jais(config: Config) -> Table:
 
 def _read_nanogpt(config: Config) -> Table:
     """Reads nanoGPT: GPT-2's layers, with or without biases everywhere."""
-    bias = config.flag("bias")
-    norm = layernorm(bias=bias)
-    ffn = mlp(4 * config.integer("hidden_size"), "gelu", bias)
-    layer = {"attention": full_width_heads(config, **biases(bias, *QKVO)), "feed_forward": ffn, "norm": norm}
+    has_bias = config.flag("bias")
+    norm = layernorm(bias=has_bias)
+    ffn = mlp(4 * config.integer("hidden_size"), "gelu", has_bias)
+    layer = {"attention": full_width_heads(config, **biases(has_bias, *QKVO)), "feed_forward": ffn, "norm": norm}
     return decoder(config, {**layer, "norm_placement": "pre"}, norm, stack={"position": learned_positions(config)})
 
 
@@ -110,16 +110,16 @@ def _read_stablelm_epoch(config: Config) -> Table:
 
 def _read_refined_web(config: Config) -> Table:
     """Reads Falcon's first files: the 40B has a norm for each parallel sublayer, the 7B one norm."""
-    bias, heads = config.flag("bias"), config.integer("num_attention_heads")
+    has_bias, heads = config.flag("bias"), config.integer("num_attention_heads")
     kv_heads = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else heads)
     position = {"type": "alibi"} if config.flag("alibi") else rope(config)
-    mixer = full_width_heads(config, position=position, **biases(bias, *QKVO))
+    mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO))
     if kv_heads != heads:
         mixer["num_key_value_heads"] = kv_heads
     ffn = {
         "intermediate_size": 4 * config.integer("hidden_size"),
         "hidden_act": "gelu",
-        **biases(bias, "up_bias", "down_bias"),
+        **biases(has_bias, "up_bias", "down_bias"),
     }
     is_grouped = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _read_nemotron_nas(config: Config) -> Table:
     block_tables = _checked_list(
         config, "block_configs", depth, lambda field_value: isinstance(field_value, dict), "tables of fields"
     )
-    attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
+    has_attention_bias, has_mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
     layers: list[tuple[str, Table]] = []
     for layer, block_config in enumerate(block_tables):
         mixer, ffn = (_block_part_config(config, layer, block_config, part_name) for part_name in ("attention", "ffn"))
@@ -233,7 +233,7 @@ def _read_nemotron_nas(config: Config) -> Table:
                 "num_attention_heads": heads,
                 "num_key_value_heads": kv_heads,
                 "position": rope(config),
-                **biases(attention_bias, *QKVO),
+                **biases(has_attention_bias, *QKVO),
             }
             if mixer.optional_integer("window_length") is not None:
                 layer_changes["attention"]["sliding_window"] = mixer.integer("window_length")
@@ -245,7 +245,7 @@ def _read_nemotron_nas(config: Config) -> Table:
                 "intermediate_size": ffn_width,
                 "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
                 "gated": True,
-                **biases(mlp_bias, "gate_bias", "up_bias", "down_bias"),
+                **biases(has_mlp_bias, "gate_bias", "up_bias", "down_bias"),
             }
             part_labels.append(f"ffn{ffn_width}")
         layers.append(("_".join(part_labels) or "empty", layer_changes))
@@ -256,7 +256,7 @@ def _read_nemotron_nas(config: Config) -> Table:
 def _read_deci(config: Config) -> Table:
     """Reads DeciLM: Llama's layers, of which each has its number of K/V heads."""
     depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
-    norm, attention_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
+    norm, has_attention_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     kv_heads_by_layer = _checked_list(
         config,
         "num_key_value_heads_per_layer",
@@ -267,14 +267,14 @@ def _read_deci(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for kv_heads in kv_heads_by_layer:
         mixer = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "position": rope(config)}
-        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(attention_bias, *QKVO)}}))
+        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(has_attention_bias, *QKVO)}}))
     block = {**layers[0][1], "feed_forward": glu(config, config.flag("mlp_bias")), "norm": norm}
     return decoder(config, {**block, "norm_placement": "pre"}, norm, stack=stack_of_layers(layers))
 
 
-def _block_part_config(config: Config, layer: int, block_config: Table, part_name: str) -> Config:
+def _block_part_config(config: Config, layer_index: int, block_config: Table, part_name: str) -> Config:
     """Returns the table of a layer's attention or FFN. Raises `InputError` if a linear layer replaces it."""
-    field_path_prefix = f"{config.location}block_configs[{layer}]."
+    field_path_prefix = f"{config.location}block_configs[{layer_index}]."
     part_table = Config(
         {part_name: block_config.get(part_name)}, {}, config.model_type, location=field_path_prefix
     ).table(part_name)

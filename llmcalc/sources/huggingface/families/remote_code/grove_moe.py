@@ -24,8 +24,8 @@ def _read_grove_moe(config: Config) -> Table:
     for layer_table in layer_configs:
         ffn = layer_table.get("feed_forward", {})
         if ffn.get("type") == "moe":
-            adjugate = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}
-            ffn |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate}
+            adjugate_expert = {**ffn["expert"], "intermediate_size": ADJUGATE_WIDTH}
+            ffn |= {"type": "grove_moe", "experts_per_group": EXPERTS_PER_GROUP, "adjugate_expert": adjugate_expert}
     return model_fields
 
 

@@ -25,11 +25,11 @@ def _read_instella_moe(config: Config) -> Table:
     experts = routed_experts(config, **SIGMOID) if "moe" in ffn_kinds else {}
     mixer = latent_attention(config, **output_gate)
     block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
-    first_skip = config.count("farskip_start_idx")
+    first_skipping_layer = config.count("farskip_start_idx")
     last_skip = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
     is_parallel = config.flag("farskip") and not config.flag("attn_only_farskip")
     order_kinds = [
-        "parallel" if is_parallel and first_skip <= layer <= last_skip else "order" for layer in range(depth)
+        "parallel" if is_parallel and first_skipping_layer <= layer <= last_skip else "order" for layer in range(depth)
     ]
     if set(order_kinds) == {"parallel"}:
         block, order_kinds = {**block, "parallel": "separate"}, ["order"] * depth

@@ -21,8 +21,8 @@ NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
 
 
 def _read_iquest_q1(config: Config) -> Table:
-    for field, expected in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
-        config.require(field, expected)
+    for field, expected_value in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
+        config.require(field, expected_value)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     attention: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
@@ -32,15 +32,15 @@ def _read_iquest_q1(config: Config) -> Table:
         "sink_keys": config.flag("enable_sink_attention"),
         "position": {"type": "rope", "rotary_dim": config.integer("rotary_dim")},
     }
-    dense = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
+    dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
     unrotated_layers, dense_layers = (_layer_indices(config, field) for field in ("no_rope_layers", "mlp_only_layers"))
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
-    for layer, kind in enumerate(_attention_kinds(config, depth)):
-        mixer: Table = {"sliding_window": config.integer("sliding_window")} if kind == "sliding" else {}
-        changes: Table = {"feed_forward": dense} if layer in dense_layers else {}
-        name = kind + ("_dense" if layer in dense_layers else "")
+    for layer, attention_kind in enumerate(_attention_kinds(config, depth)):
+        mixer: Table = {"sliding_window": config.integer("sliding_window")} if attention_kind == "sliding" else {}
+        changes: Table = {"feed_forward": dense_ffn} if layer in dense_layers else {}
+        name = attention_kind + ("_dense" if layer in dense_layers else "")
         if layer in unrotated_layers:
             mixer, name = {**mixer, "position": "none"}, f"{name}_unrotated"
         if layer:
@@ -54,14 +54,14 @@ def _read_iquest_q1(config: Config) -> Table:
 
 def _attention_kinds(config: Config, depth: int) -> list[str]:
     """Returns `full` or `sliding` for each layer: the first layers, then blocks that repeat, then the last layers."""
-    first, block, last = (_listed_types(config, field) for field in PATTERN)
+    first_kinds, block_kinds, last_kinds = (_listed_types(config, field) for field in PATTERN)
     block_count = config.count("num_hybrid_layers_block")
     if not (config.flag("use_hybrid_layers") and config.flag("use_sliding_window")):
         return ["full"] * depth
-    described_layers = len(first) + len(block) * block_count + len(last)
-    if described_layers != depth:
-        raise config.error("num_hidden_layers", depth, f"the {described_layers} layers that its lists describe")
-    return [*first, *block * block_count, *last]
+    stated_depth = len(first_kinds) + len(block_kinds) * block_count + len(last_kinds)
+    if stated_depth != depth:
+        raise config.error("num_hidden_layers", depth, f"the {stated_depth} layers that its lists describe")
+    return [*first_kinds, *block_kinds * block_count, *last_kinds]
 
 
 def _listed_types(config: Config, field: str) -> list[str]:

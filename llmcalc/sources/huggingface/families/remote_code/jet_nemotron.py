@@ -72,8 +72,8 @@ def _jet_block(config: Config, block_config: Config) -> Table:
     heads = block_config.integer("num_heads")
     key_dim = block_config.integer("head_dim")
     value_expansion = block_config.number("expand_v")
-    value_dim, exact_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
-    if not isclose(value_dim, exact_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
+    value_dim, unrounded_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
+    if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
     value_width, generator_reduction = heads * value_dim, block_config.integer("dconv_generator_reduction")
     if generator_reduction > value_width:

@@ -56,20 +56,20 @@ def _read_k2_horizon(config: Config) -> Table:
         **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
     block = layer_table(mixer, glu(config), norm)
-    experts = config.count("num_experts")
+    expert_count = config.count("num_experts")
     dense_indices = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     expert_interval = config.integer("decoder_sparse_step")
     layer_kinds = [
-        "moe" if experts and layer not in dense_indices and (layer + 1) % expert_interval == 0 else "dense"
+        "moe" if expert_count and layer not in dense_indices and (layer + 1) % expert_interval == 0 else "dense"
         for layer in range(depth)
     ]
-    sparse_layer = _sparse_layer(config, experts) if "moe" in layer_kinds else {}
+    sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}
     return decoder(
         config, block, norm, stack=stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": sparse_layer}))
     )
 
 
-def _sparse_layer(config: Config, experts: int) -> Table:
+def _sparse_layer(config: Config, expert_count: int) -> Table:
     """Returns the special parts of a layer with routed experts: the network, and in MoVA the values."""
     score_function = config.choice({"softmax": "softmax", "sigmoid": "sigmoid"}, "router_score_func")
     router: Table = {"scoring_func": score_function}
@@ -77,7 +77,7 @@ def _sparse_layer(config: Config, experts: int) -> Table:
         router["score_correction"] = "parameter"
     expert_width, shared_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     ffn = moe(
-        experts,
+        expert_count,
         config.integer("num_experts_per_tok"),
         glu(config, ffn_width=expert_width),
         glu(config, ffn_width=expert_width * shared_count) if shared_count else None,

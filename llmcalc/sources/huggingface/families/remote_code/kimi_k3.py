@@ -32,8 +32,8 @@ def _read_kimi_k3(config: Config) -> Table:
     }
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
-        (f"{mixer}_{ffn_kind}", {**layer_changes[mixer], **layer_changes[ffn_kind]})
-        for mixer, ffn_kind in zip(mixers.layer_kinds, ffn_kinds, strict=True)
+        (f"{mixer_kind}_{ffn_kind}", {**layer_changes[mixer_kind], **layer_changes[ffn_kind]})
+        for mixer_kind, ffn_kind in zip(mixers.layer_kinds, ffn_kinds, strict=True)
     ]
     if block_size is None:
         return decoder(config, base_layer, norm, stack=stack_of_layers(layers))

@@ -33,14 +33,14 @@ def _read_ling_2_5(config: Config) -> Table:
     uncounted_prediction(config)
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     group_size = config.integer("layer_group_size")
-    mixers = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
+    mixer_kinds = ["linear" if (layer + 1) % group_size else "full" for layer in range(depth)]
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    bias = config.flag("use_bias")
+    has_bias = config.flag("use_bias")
     block = layer_table(ling_lightning(config, norm), ling_experts(config), norm)
-    mixer_kinds: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}
-    network_kinds: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, bias)}}}
+    mixer_changes: Table = {"linear": {}, "full": {"attention": latent_attention(config)}}
+    ffn_changes: Table = {"moe": {}, "dense": {"feed_forward": {"type": "mlp", **glu(config, has_bias)}}}
     return decoder(
-        config, block, norm, stack=stack_of_combined_kinds((mixers, mixer_kinds), (ffn_kinds, network_kinds))
+        config, block, norm, stack=stack_of_combined_kinds((mixer_kinds, mixer_changes), (ffn_kinds, ffn_changes))
     )
 
 

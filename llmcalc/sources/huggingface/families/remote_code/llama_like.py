@@ -161,10 +161,10 @@ def _read_talkie(config: Config) -> Table:
     It multiplies heads of queries, sublayers, the embedding that each layer adds again, and the head by learned gains.
     """
     norm, depth = rmsnorm(config.number("rms_norm_eps"), weight=False), config.integer("num_hidden_layers")
-    gains = depth * (config.integer("num_attention_heads") + 3) + 1
+    gain_count = depth * (config.integer("num_attention_heads") + 3) + 1
     config.notes.append(
         "gains: the factors of heads and sublayers, and of the embedding that each layer adds, are not counted: "
-        f"{gains:,} parameters"
+        f"{gain_count:,} parameters"
     )
     ffn_width = max(1, round(8 / 3 * config.integer("hidden_size") / 128)) * 128
     mixer = attention(config, **qk_norm_fields(norm, norm_order="after_rope"))
@@ -250,15 +250,15 @@ def _read_cogvlm(config: Config) -> Table:
     """
     mixer, hidden_size = attention(config), config.integer("hidden_size")
     heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
-    qkv = hidden_size + 2 * config.quotient("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
-    layer = (
-        (hidden_size if kv_heads is None else hidden_size + 1) * qkv
+    qkv_width = hidden_size + 2 * config.quotient("num_attention_heads", hidden_size, heads) * (kv_heads or heads)
+    layer_params = (
+        (hidden_size if kv_heads is None else hidden_size + 1) * qkv_width
         + hidden_size * hidden_size
         + 3 * hidden_size * config.integer("intermediate_size")
     )
     config.notes.append(
         "the layers' second set of projections, which tokens of an image use, is not counted: "
-        f"{layer * config.integer('num_hidden_layers'):,} parameters"
+        f"{layer_params * config.integer('num_hidden_layers'):,} parameters"
     )
     return llama_decoder(config, mixer)
 

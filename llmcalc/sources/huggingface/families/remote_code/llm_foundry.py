@@ -24,26 +24,26 @@ NORMS = {
 
 def _read_mpt(config: Config) -> Table:
     config.require("block_overrides", None)
-    bias = not config.flag("no_bias")
-    norm = _norm(config, bias)
+    has_bias = not config.flag("no_bias")
+    norm = _norm(config, has_bias)
     attention_config = config.section("attn_config", ATTENTION)
-    mixer = _attention(config, attention_config, norm, bias)
+    mixer = _attention(config, attention_config, norm, has_bias)
     stack: Table = {}
     if "position" not in mixer and config.flag("learned_pos_emb"):
         stack = {"position": learned_positions(config)}
     attention_config.finish(OF_ATTENTION, config)
-    return decoder(config, layer_table(mixer, _ffn(config, bias), norm), norm, stack=stack)
+    return decoder(config, layer_table(mixer, _ffn(config, has_bias), norm), norm, stack=stack)
 
 
-def _norm(config: Config, bias: bool) -> Table:
-    """Returns the norm. bias: whether a LayerNorm has one, which `no_bias` removes."""
+def _norm(config: Config, has_bias: bool) -> Table:
+    """Returns the norm. has_bias: whether a LayerNorm has one, which `no_bias` removes."""
     make_norm = config.choice(NORMS, "norm_type")
     norm: Table = make_norm(config.number("layer_norm_epsilon"))
-    return norm if bias or make_norm is rmsnorm else {**norm, "bias": False}
+    return norm if has_bias or make_norm is rmsnorm else {**norm, "bias": False}
 
 
-def _attention(config: Config, attention_config: Config, norm: Table, bias: bool) -> Table:
-    """Returns the attention of the table `attn_config`. bias: whether other linear layers have one."""
+def _attention(config: Config, attention_config: Config, norm: Table, has_bias: bool) -> Table:
+    """Returns the attention of the table `attn_config`. has_bias: whether other linear layers have one."""
     heads = config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient(
         "num_attention_heads", config.integer("hidden_size"), heads
@@ -73,11 +73,11 @@ def _attention(config: Config, attention_config: Config, norm: Table, bias: bool
         mixer["sliding_window"] = (
             attention_config.integer("sliding_window_size") + 1
         )  # the token itself, and those before
-    qkv_bias = bias if config.get("attention_bias") is None else config.flag("attention_bias")
-    return {**mixer, **biases(qkv_bias, *QKV), **biases(bias, "o_bias")}
+    qkv_bias = has_bias if config.get("attention_bias") is None else config.flag("attention_bias")
+    return {**mixer, **biases(qkv_bias, *QKV), **biases(has_bias, "o_bias")}
 
 
-def _ffn(config: Config, bias: bool) -> Table:
+def _ffn(config: Config, has_bias: bool) -> Table:
     """Returns the FFN of the table `ffn_config`, whose width replaces expansion_ratio."""
     ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp", "ffn_hidden_size": None, "ffn_act_fn": None})
     is_gated = ffn_config.choice({"mptmlp": False, "mptglu": True}, "ffn_type")
@@ -91,12 +91,12 @@ def _ffn(config: Config, bias: bool) -> Table:
     ):
         raise config.error("expansion_ratio", expansion_ratio, f"a multiple of 1 / d_model ({width})")
     ffn_config.finish(frozenset({"fc_type"}), config)
-    gate = {"gated": True, **biases(bias, "gate_bias")} if is_gated else {}
+    gate = {"gated": True, **biases(has_bias, "gate_bias")} if is_gated else {}
     return {
         "intermediate_size": ffn_width,
         "hidden_act": activation,
         **gate,
-        **biases(bias, "up_bias", "down_bias"),
+        **biases(has_bias, "up_bias", "down_bias"),
     }
 
 

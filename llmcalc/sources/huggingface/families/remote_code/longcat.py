@@ -24,7 +24,7 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
     Table i has ngram_vocab_size_ratio · vocab_size + 2·i + 1 rows.
     """
     model_fields = longcat_flash.read_longcat_flash(config)
-    hidden, longest_ngram = config.integer("hidden_size"), config.integer("emb_neighbor_num")
+    hidden_size, longest_ngram = config.integer("hidden_size"), config.integer("emb_neighbor_num")
     table_count = config.integer("emb_split_num") * (longest_ngram - 1)
     if not 1 <= table_count <= MOST_TABLES:
         raise config.error("emb_neighbor_num", longest_ngram, f"2 or more, and 1 to {MOST_TABLES} tables of n-grams")
@@ -35,7 +35,7 @@ def _read_longcat_flash_ngram(config: Config) -> Table:
         )
     model_fields["decoder"]["ngram_embedding"] = {
         "vocab_sizes": [ngram_rows + 2 * table_index + 1 for table_index in range(table_count)],
-        "embedding_size": config.quotient("emb_split_num", hidden, table_count),
+        "embedding_size": config.quotient("emb_split_num", hidden_size, table_count),
     }
     return model_fields
 

@@ -65,12 +65,12 @@ def _read_nanbeige(config: Config) -> Table:
 def _read_loopcoder(config: Config) -> Table:
     """Reads LoopCoder, whose class runs two loops."""
     config.require("loop_num", 2)
-    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     mixer = {
         "type": "looped",
         "num_attention_heads": heads,
         "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden, heads),
+        "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads),
         "loop_window_size": config.integer("loop_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config),

@@ -43,14 +43,14 @@ def _lightning_attention(config: Config, norm: Table) -> Table:
     config.require("lightning_nkv", heads)
     for field_name in ("use_output_gate", "use_output_norm"):
         config.require(field_name, True)
-    bias = config.flag("attention_bias")
+    has_bias = config.flag("attention_bias")
     return {
         "type": "lightning",
         "num_attention_heads": heads,
         "head_dim": config.integer("lightning_head_dim"),
         "hidden_act": "identity",
-        "qkv_bias": bias,
-        "o_bias": bias,
+        "qkv_bias": has_bias,
+        "o_bias": has_bias,
         **({"position": rope(config)} if config.flag("lightning_use_rope") else {}),
         **({"qk_norm": norm} if config.flag("qk_norm") else {}),
     }

@@ -31,8 +31,8 @@ def _read_minimind(config: Config) -> Table:
 
 def _read_later_version(config: Config) -> Table:
     """Reads the version of 2026, which has no shared experts and ties its head by a field."""
-    norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.integer("hidden_size")
-    ffn_width = config.optional_integer("intermediate_size") or 64 * ceil(hidden * pi / 64)
+    norm, hidden_size = rmsnorm(config.number("rms_norm_eps")), config.integer("hidden_size")
+    ffn_width = config.optional_integer("intermediate_size") or 64 * ceil(hidden_size * pi / 64)
     ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
         expert = glu(config, ffn_width=config.optional_integer("moe_intermediate_size") or ffn_width)
@@ -47,16 +47,16 @@ def _read_earlier_version(config: Config) -> Table:
     """
     config = config.with_fields(tie_word_embeddings=True)
     config.require("scoring_func", "softmax")
-    norm, hidden = rmsnorm(config.number("rms_norm_eps")), config.integer("hidden_size")
+    norm, hidden_size = rmsnorm(config.number("rms_norm_eps")), config.integer("hidden_size")
     ffn_width = config.optional_integer("intermediate_size")
     if ffn_width is None:
         width_multiple = config.integer("multiple_of")
-        ffn_width = width_multiple * ceil_div(8 * hidden // 3, width_multiple)
+        ffn_width = width_multiple * ceil_div(8 * hidden_size // 3, width_multiple)
     ffn = glu(config, ffn_width=ffn_width)
     if config.flag("use_moe"):
-        has_metas_names = "dim" in config.data
+        has_params_json_names = "dim" in config.data
         has_shared_expert = config.get("n_shared_experts") is not None
-        shared_count = int(has_shared_expert) if has_metas_names else config.count("n_shared_experts")
+        shared_count = int(has_shared_expert) if has_params_json_names else config.count("n_shared_experts")
         shared_ffn = glu(config, ffn_width=ffn_width * shared_count) if shared_count else None
         ffn = moe(config.integer("n_routed_experts"), config.integer("num_experts_per_tok"), ffn, shared_ffn)
     return decoder(config, layer_table(attention(config), ffn, norm), norm)

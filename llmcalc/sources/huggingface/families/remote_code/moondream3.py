@@ -35,11 +35,11 @@ def _read_moondream3(config: Config) -> Table:
     text_config = Config(
         config_section(config, config_sections, "text"), TEXT, config.model_type, location="config.text."
     )
-    stated_experts = text_config.table("moe") if text_config.has("moe") else {}
-    experts = Config(stated_experts, EXPERTS, config.model_type, location="config.text.moe.")
-    hidden, depth = text_config.integer("dim"), text_config.integer("n_layers")
+    expert_table = text_config.table("moe") if text_config.has("moe") else {}
+    expert_config = Config(expert_table, EXPERTS, config.model_type, location="config.text.moe.")
+    hidden_size, depth = text_config.integer("dim"), text_config.integer("n_layers")
     heads, kv_heads = text_config.integer("n_heads"), text_config.integer("n_kv_heads")
-    head_size = text_config.quotient("n_heads", hidden, heads)
+    head_size = text_config.quotient("n_heads", hidden_size, heads)
     scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scale_params:,} parameters",
@@ -53,9 +53,9 @@ def _read_moondream3(config: Config) -> Table:
         **biases(True, *QKVO),
     }
     routed_experts = moe(
-        experts.integer("n_experts"),
-        experts.integer("n_experts_per_tok"),
-        {"intermediate_size": experts.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
+        expert_config.integer("n_experts"),
+        expert_config.integer("n_experts_per_tok"),
+        {"intermediate_size": expert_config.integer("expert_inner_dim"), "hidden_act": "gelu", "gated": True},
         router={"bias": True},
     )
     dense_layer: Table = {
@@ -64,13 +64,13 @@ def _read_moondream3(config: Config) -> Table:
         **biases(True, "up_bias", "down_bias"),
     }
     block = layer_table(mixer, dense_layer, norm, parallel="shared")
-    first_expert_layer = experts.count("start_layer")
+    first_expert_layer = expert_config.count("start_layer")
     layer_configs: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer < first_expert_layer else "moe" for layer in range(depth)]
     model_sizes = Config(
         {
             "vocab_size": text_config.integer("vocab_size"),
-            "hidden_size": hidden,
+            "hidden_size": hidden_size,
             "num_hidden_layers": depth,
             "max_position_embeddings": text_config.integer("max_context"),
             "tie_word_embeddings": False,

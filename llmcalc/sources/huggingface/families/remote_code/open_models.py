@@ -31,12 +31,12 @@ from ...parts import (
 
 def _read_hf_olmo(config: Config) -> Table:
     """Reads OLMo 1, with one flag for all linear biases and one for norm weights."""
-    bias = config.flag("include_bias")
+    has_bias = config.flag("include_bias")
     config.choice({"sequential": True, "llama": True}, "block_type")
-    norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
+    norm_bias = has_bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
     is_affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
     norm = _olmo_norm(config, is_affine, norm_bias)
-    mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(bias, *QKVO))
+    mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO))
     mixer.pop("head_dim", None)
     stack: Table = {}
     if config.flag("rope"):
@@ -50,19 +50,19 @@ def _read_hf_olmo(config: Config) -> Table:
         mixer |= qk_norm_fields(_olmo_norm(config, qk_affine, norm_bias), "projection")
     if config.flag("embedding_layer_norm"):
         stack["embedding_norm"] = norm
-    block = layer_table(mixer, _feed_forward(config, bias), norm, "output" if config.flag("norm_after") else "pre")
+    block = layer_table(mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     is_tied = config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
-    head = biases(bias and not is_tied, "bias")
+    head = biases(has_bias and not is_tied, "bias")
     return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
 
 
-def _olmo_norm(config: Config, is_affine: bool, bias: bool) -> Table:
+def _olmo_norm(config: Config, is_affine: bool, has_bias: bool) -> Table:
     eps = config.number("layer_norm_eps")
-    layer_configs = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
-    norm_fields = {"bias": bias} if is_affine else {"weight": False}
-    norm: Table = config.choice(layer_configs, "layer_norm_type")(eps, **norm_fields)
+    norm_functions = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
+    norm_fields = {"bias": has_bias} if is_affine else {"weight": False}
+    norm: Table = config.choice(norm_functions, "layer_norm_type")(eps, **norm_fields)
     return norm
 
 
@@ -71,19 +71,19 @@ def _kv_heads(config: Config) -> int:
     heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
     if config.get("multi_query_attention") is None:
         return kv_heads or heads
-    stated_heads = 1 if config.flag("multi_query_attention") else heads
-    if kv_heads not in (None, stated_heads):
-        raise config.error("num_key_value_heads", kv_heads, f"{stated_heads}, as multi_query_attention says, or none")
-    return stated_heads
+    kv_head_count = 1 if config.flag("multi_query_attention") else heads
+    if kv_heads not in (None, kv_head_count):
+        raise config.error("num_key_value_heads", kv_heads, f"{kv_head_count}, as multi_query_attention says, or none")
+    return kv_head_count
 
 
-def _feed_forward(config: Config, bias: bool) -> Table:
+def _feed_forward(config: Config, has_bias: bool) -> Table:
     """Returns the feed-forward network; for SwiGLU, `mlp_hidden_size` is the width of gate and values together."""
     ffn_width = config.optional_integer("intermediate_size") or _ffn_width_of_ratio(config, config.integer("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     activation = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if activation != "silu":
-        return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(bias, "up_bias", "down_bias")}
+        return {"intermediate_size": ffn_width, "hidden_act": activation, **biases(has_bias, "up_bias", "down_bias")}
     half_width = config.quotient("intermediate_size", ffn_width, 2) if ffn_width % 2 == 0 else 0
     if not half_width:
         raise config.error("intermediate_size", ffn_width, "an even number")
@@ -91,20 +91,20 @@ def _feed_forward(config: Config, bias: bool) -> Table:
         "intermediate_size": half_width,
         "hidden_act": activation,
         "gated": True,
-        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+        **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
 
 
 def _ffn_width_of_ratio(config: Config, width_multiplier: int) -> int:
     """Returns the default width of a feed-forward network: a multiple of the hidden size."""
-    hidden = config.integer("hidden_size")
-    if width_multiplier * hidden > LARGEST:
+    hidden_size = config.integer("hidden_size")
+    if width_multiplier * hidden_size > LARGEST:
         raise config.error(
             "hidden_size",
-            hidden,
+            hidden_size,
             f"at most {LARGEST // width_multiplier}, for the network is {width_multiplier} times as wide",
         )
-    return width_multiplier * hidden
+    return width_multiplier * hidden_size
 
 
 def _read_molmo(config: Config) -> Table:
@@ -143,10 +143,10 @@ def _molmo_vision(config: Config) -> int:
     """
     hidden_size, patch_values, position_rows, depth = 1024, 3 * 14 * 14, 24 * 24 + 1, 23
     layer = 4 * hidden_size * (hidden_size + 1) + 2 * 4 * hidden_size * hidden_size + 5 * hidden_size + 4 * hidden_size
-    encoder = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
+    encoder_params = hidden_size * (patch_values + 1 + position_rows + 2) + depth * layer
     pooling_params = 3 * (2 * hidden_size + 1) * hidden_size + (hidden_size + 1) * hidden_size + 2 * 2 * hidden_size
     gated_width = config.integer("intermediate_size") // 2
-    return encoder + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))
+    return encoder_params + pooling_params + gated_width * (2 * hidden_size + config.integer("hidden_size"))
 
 
 OLMO_MODULES = {
@@ -176,7 +176,7 @@ def _read_openlm(config: Config) -> Table:
 
 
 def _openlm_arguments(config: Config) -> Table:
-    eps, hidden = config.number("norm_eps"), config.integer("hidden_size")
+    eps, hidden_size = config.number("norm_eps"), config.integer("hidden_size")
     norm_tables = {
         "default_layer_norm": layernorm(eps),
         "lp_layer_norm": layernorm(eps),
@@ -193,7 +193,7 @@ def _openlm_arguments(config: Config) -> Table:
     mixer: Table = {"num_attention_heads": config.integer("num_attention_heads")}
     if position_kind:
         mixer["position"] = {"type": "rope"}
-    config.quotient("num_attention_heads", hidden, mixer["num_attention_heads"])
+    config.quotient("num_attention_heads", hidden_size, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
         mixer |= qk_norm_fields(norm, "projection")
     ffn_width = 256 * -(

@@ -18,8 +18,8 @@ from ..recurrent.mamba import step_rank
 
 def _read_phi4flash(config: Config) -> Table:
     config.require("mb_per_layer", 2)
-    depth, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
-    heads, channels = config.integer("num_attention_heads"), config.integer("mamba_expand") * hidden
+    depth, hidden_size = config.integer("num_hidden_layers"), config.integer("hidden_size")
+    heads, channels = config.integer("num_attention_heads"), config.integer("mamba_expand") * hidden_size
     if depth % 4:
         raise config.error("num_hidden_layers", depth, "a multiple of 4")
     has_projection_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
@@ -36,7 +36,7 @@ def _read_phi4flash(config: Config) -> Table:
         "type": "differential",
         "num_attention_heads": heads,
         "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.quotient("num_attention_heads", hidden, heads),
+        "head_dim": config.quotient("num_attention_heads", hidden_size, heads),
         "attention_bias": True,
         "norm_weight": True,
         "position": None,
@@ -60,7 +60,7 @@ def _read_phi4flash(config: Config) -> Table:
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
     head = {"bias": True} if config.flag("lm_head_bias") else None
-    layer_changes = {kind: fields for kind, fields in layer_changes.items() if kind in layer_kinds}
+    layer_changes = {kind: layer_fields for kind, layer_fields in layer_changes.items() if kind in layer_kinds}
     return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 

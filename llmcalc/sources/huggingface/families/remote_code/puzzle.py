@@ -18,30 +18,30 @@ from ..recurrent.nemotron import KINDS, layer_kinds, single_sublayer_model
 def _read_puzzle(config: Config) -> Table:
     """Reads Nemotron-H-Puzzle: `block_configs` has each layer's kind and sizes, which replace the model's sizes."""
     block_configs = config.get("block_configs")
-    if not isinstance(block_configs, list) or not all(isinstance(block, dict) for block in block_configs):
+    if not isinstance(block_configs, list) or not all(isinstance(block_config, dict) for block_config in block_configs):
         raise config.error("block_configs", block_configs, "a list with a table of fields for each layer")
     layers = []
-    for layer_index, block in enumerate(block_configs):
-        layer = Config(
-            block,
+    for layer_index, block_config in enumerate(block_configs):
+        layer_config = Config(
+            block_config,
             {**config.defaults, **config.data},
             config.model_type,
             location=f"{config.location}block_configs[{layer_index}].",
             aliases=config.aliases,
         )
         type_by_kind = {name: kind for name, kind in KINDS.items() if name == kind}
-        layer_kind = layer.choice(type_by_kind, "block_type")
-        layers.append((layer_kind, layer if len(block) > 1 else config))
+        layer_kind = layer_config.choice(type_by_kind, "block_type")
+        layers.append((layer_kind, layer_config if len(block_config) > 1 else config))
     kinds_of_layers = [variant_kind for variant_kind, _ in layers]
     layer_list_fields = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     if any(config.has(kind_name) for kind_name in layer_list_fields) and layer_kinds(config) != kinds_of_layers:
         raise config.error("block_configs", kinds_of_layers, "the kinds of layers that the config lists elsewhere, too")
     model_fields = single_sublayer_model(config, layers)
-    for _, layer in layers:
-        if layer is not config:
-            layer.from_defaults.clear()
-            config.fields_read |= layer.fields_read - layer.data.keys()
-            layer.finish(frozenset(), config)
+    for _, layer_config in layers:
+        if layer_config is not config:
+            layer_config.from_defaults.clear()
+            config.fields_read |= layer_config.fields_read - layer_config.data.keys()
+            layer_config.finish(frozenset(), config)
     return model_fields
 
 

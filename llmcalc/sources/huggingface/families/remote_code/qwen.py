@@ -14,7 +14,7 @@ from ...parts import QKV, Table, biases, decoder, layer_table, rmsnorm, rope
 def _read_qwen(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
     heads = config.integer("num_attention_heads")
-    bias = not config.flag("no_bias")
+    has_bias = not config.flag("no_bias")
     if config.integer("head_dim") * heads != config.integer("hidden_size"):
         raise config.error(
             "head_dim", config.integer("head_dim"), "hidden_size / num_attention_heads, as in every Qwen"
@@ -23,14 +23,14 @@ def _read_qwen(config: Config) -> Table:
         "num_attention_heads": heads,
         "position": rope(config, share_name="rotary_pct", theta_name="rotary_emb_base"),
         **biases(True, *QKV),
-        **biases(bias, "o_bias"),
+        **biases(has_bias, "o_bias"),
     }
     ffn_width = config.integer("intermediate_size")
     ffn = {
         "intermediate_size": config.quotient("intermediate_size", ffn_width, 2),
         "hidden_act": "silu",
         "gated": True,
-        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+        **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     return decoder(config, layer_table(mixer, ffn, norm), norm)
 

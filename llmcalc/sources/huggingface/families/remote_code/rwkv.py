@@ -21,22 +21,22 @@ def _read_rwkv6(config: Config) -> Table:
     return _rwkv_with_heads(config, {"shift_rank": 32 * rank_factor, "decay_rank": 64 * rank_factor})
 
 
-def _rwkv_with_heads(config: Config, ranks: Table) -> Table:
+def _rwkv_with_heads(config: Config, rank_fields: Table) -> Table:
     """Returns a model of RWKV-5 or RWKV-6. The class does not read the config's num_attention_heads."""
-    hidden, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon")
+    hidden_size, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon")
     head_dim = config.integer("head_size")
     config.fields_read.update(("num_attention_heads", "head_dim"))
-    attention_width = config.optional_integer("attention_hidden_size") or hidden
+    attention_width = config.optional_integer("attention_hidden_size") or hidden_size
     time_mixing = {
         "type": "rwkv_head_mix",
         "num_heads": config.quotient("head_size", attention_width, head_dim),
         "head_dim": head_dim,
         "norm_eps": eps * config.integer("head_size_divisor") ** 2,
-        **ranks,
+        **rank_fields,
     }
-    attention_width = config.optional_integer("intermediate_size") or max(32, 7 * hidden // 64 * 32)
+    attention_width = config.optional_integer("intermediate_size") or max(32, 7 * hidden_size // 64 * 32)
     if attention_width > LARGEST:
-        raise config.error("hidden_size", hidden, f"a network of at most {LARGEST} channels, 3.5 times as wide")
+        raise config.error("hidden_size", hidden_size, f"a network of at most {LARGEST} channels, 3.5 times as wide")
     channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": attention_width}
     return _with_first_norm(config, time_mixing, channel_mixing, eps)
 
@@ -59,11 +59,11 @@ def _read_rwkv7(config: Config) -> Table:
     """Reads RWKV-7 in the form of flash-linear-attention, whose low ranks follow from the sizes unless stated."""
     for field_name in ("attn", "norm_first", "norm_bias"):
         config.require(field_name, config.defaults[field_name])
-    hidden, head_dim = config.integer("hidden_size"), config.integer("head_dim")
+    hidden_size, head_dim = config.integer("hidden_size"), config.integer("head_dim")
     value_widths = config.get("value_dim")
-    if value_widths not in (None, hidden, [hidden] * config.integer("num_hidden_layers")):
-        raise config.error("value_dim", value_widths, f"{hidden}, the hidden_size, in every layer")
-    heads, eps = config.quotient("head_dim", hidden, head_dim), config.number("norm_eps")
+    if value_widths not in (None, hidden_size, [hidden_size] * config.integer("num_hidden_layers")):
+        raise config.error("value_dim", value_widths, f"{hidden_size}, the hidden_size, in every layer")
+    heads, eps = config.quotient("head_dim", hidden_size, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
     time_mixing = {
         "type": "rwkv7_time_mix",
@@ -72,7 +72,7 @@ def _read_rwkv7(config: Config) -> Table:
         "norm_eps": eps * head_dim,
         **{
             field: config.optional_integer(field_name)
-            or max(32, round(mix_field * hidden**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
+            or max(32, round(mix_field * hidden_size**0.5 * (rank_scale or head_dim / 64) / 32) * 32)
             for field, field_name, mix_field, rank_scale in (
                 ("decay_rank", "decay_low_rank_dim", 2.5, None),
                 ("rate_rank", "a_low_rank_dim", 2.5, None),
@@ -82,7 +82,7 @@ def _read_rwkv7(config: Config) -> Table:
         },
     }
     width_ratio = config.number("hidden_ratio") if config.get("hidden_ratio") is not None else 4.0
-    ffn_width = config.optional_integer("intermediate_size") or -(-int(hidden * width_ratio) // 32) * 32
+    ffn_width = config.optional_integer("intermediate_size") or -(-int(hidden_size * width_ratio) // 32) * 32
     if not 0 < ffn_width <= LARGEST:
         raise config.error("hidden_ratio", config.get("hidden_ratio"), f"a network of 1 to {LARGEST} channels")
     channel_mixing = {"type": "rwkv7_channel_mix", "intermediate_size": ffn_width}

@@ -15,8 +15,8 @@ def _read_step3_text(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     config.require("num_attention_groups", 1)
     head_dim = config.integer("head_dim")
-    rank = {"rank": config.optional_integer("share_q_dim") or head_dim, "norm": norm}
-    mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank)
+    rank_field = {"rank": config.optional_integer("share_q_dim") or head_dim, "norm": norm}
+    mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank_field)
     experts = moe(
         config.integer("moe_num_experts"),
         config.integer("moe_top_k"),

@@ -15,15 +15,15 @@ from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsno
 def _read_dia(config: Config) -> Table:
     encoder_config = config.section("encoder_config", ENCODER)
     decoder_config = config.section("decoder_config", DECODER)
-    hidden, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
+    hidden_size, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
     channel_delays = config.integers("delay_pattern")
     if len(channel_delays) != channels:
         raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.integer("cross_hidden_size")
-    if cross_width != hidden:
+    if cross_width != hidden_size:
         raise decoder_config.error(
-            "cross_hidden_size", cross_width, f"{hidden}, the width of the encoder (hidden_size)"
+            "cross_hidden_size", cross_width, f"{hidden_size}, the width of the encoder (hidden_size)"
         )
     decoder["block"]["cross_attention"] = {
         "num_attention_heads": decoder_config.integer("cross_num_attention_heads"),
@@ -35,7 +35,7 @@ def _read_dia(config: Config) -> Table:
         "hidden_size": decoder_config.integer("hidden_size"),
         "tie_word_embeddings": False,
         "max_position_embeddings": decoder_config.integer("max_position_embeddings"),
-        "encoder": {**encoder, "vocab_size": encoder_config.integer("vocab_size"), "hidden_size": hidden},
+        "encoder": {**encoder, "vocab_size": encoder_config.integer("vocab_size"), "hidden_size": hidden_size},
         "decoder": decoder,
         "head": head_table(config),
     }

@@ -23,23 +23,24 @@ from ..bert.bert import SECOND_BIAS
 def _read_encoder_decoder(config: Config) -> Table:
     config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
     config_sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
-    layer_configs = {
-        section_name: model_type_of(config, section_name, fields) for section_name, fields in config_sections.items()
+    model_types = {
+        section_name: model_type_of(config, section_name, section_fields)
+        for section_name, section_fields in config_sections.items()
     }
-    decoder_class = causal_class(layer_configs["decoder"], "decoder.", config.data)
+    decoder_class = causal_class(model_types["decoder"], "decoder.", config.data)
     encoder = read_section_model(
-        config, "encoder", layer_configs["encoder"], {**config_sections["encoder"], "architectures": ["Model"]}, "none"
+        config, "encoder", model_types["encoder"], {**config_sections["encoder"], "architectures": ["Model"]}, "none"
     )
     decoder = read_section_model(
-        config, "decoder", layer_configs["decoder"], {**config_sections["decoder"], "architectures": [decoder_class]}
+        config, "decoder", model_types["decoder"], {**config_sections["decoder"], "architectures": [decoder_class]}
     )
     if "encoder" not in encoder or "decoder" in encoder:
-        raise config.error("encoder", layer_configs["encoder"], "the config of an encoder (is_decoder = false)")
+        raise config.error("encoder", model_types["encoder"], "the config of an encoder (is_decoder = false)")
     block = decoder["decoder"]["block"] if "decoder" in decoder and "encoder" not in decoder else {}
     if not block.get("idle_cross_attention"):
         raise config.error(
             "decoder",
-            layer_configs["decoder"],
+            model_types["decoder"],
             "the config of a decoder with is_decoder = true and add_cross_attention = true",
         )
     del block["idle_cross_attention"]

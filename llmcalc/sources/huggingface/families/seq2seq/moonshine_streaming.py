@@ -32,7 +32,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    hidden = config.integer("hidden_size")
+    hidden_size = config.integer("hidden_size")
     heads = config.integer("num_attention_heads")
     norm = layernorm(1e-5, bias=False)
     kv_heads, head_dim = config.optional_integer("num_key_value_heads"), config.optional_integer("head_dim")
@@ -42,7 +42,7 @@ def _read_moonshine_streaming(config: Config) -> Table:
         )
     mixer: Table = {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
     if head_dim is None:
-        config.quotient("num_attention_heads", hidden, heads)
+        config.quotient("num_attention_heads", hidden_size, heads)
     else:
         mixer["head_dim"] = head_dim
     rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
@@ -59,10 +59,10 @@ def _read_moonshine_streaming(config: Config) -> Table:
     }
     return {
         "vocab_size": config.integer("vocab_size"),
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "max_position_embeddings": config.integer("max_position_embeddings"),
-        "encoder": _streaming_encoder(config, hidden),
+        "encoder": _streaming_encoder(config, hidden_size),
         "decoder": decoder,
         "head": head_table(config),
     }

@@ -60,8 +60,8 @@ def _read_prophetnet(config: Config) -> Table:
 
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
-    hidden, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
-    config.quotient(f"num_{stack_name}_attention_heads", hidden, heads)
+    hidden_size, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
+    config.quotient(f"num_{stack_name}_attention_heads", hidden_size, heads)
     attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO)}
     activation = config.choice(ACTIVATIONS, "activation_function")
     block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")

@@ -15,9 +15,9 @@ from .bart import ALIASES, IGNORED, SIDES_WRITES, bart_model
 
 
 def _read_speech_to_text(config: Config) -> Table:
-    kernel_sizes, layers = config.integers("conv_kernel_sizes"), config.integer("num_conv_layers")
-    if len(kernel_sizes) != layers or any(kernel_size % 2 == 0 for kernel_size in kernel_sizes):
-        raise config.error("conv_kernel_sizes", kernel_sizes, f"num_conv_layers ({layers}) odd numbers")
+    kernel_sizes, convolution_count = config.integers("conv_kernel_sizes"), config.integer("num_conv_layers")
+    if len(kernel_sizes) != convolution_count or any(kernel_size % 2 == 0 for kernel_size in kernel_sizes):
+        raise config.error("conv_kernel_sizes", kernel_sizes, f"num_conv_layers ({convolution_count}) odd numbers")
     channels = config.integer("conv_channels")
     if channels % 2:
         raise config.error("conv_channels", channels, "an even number")
@@ -33,12 +33,12 @@ def _read_speech_to_text(config: Config) -> Table:
 
 def _read_moonshine(config: Config) -> Table:
     config.require("is_encoder_decoder", True)
-    norm, hidden = layernorm(1e-5, bias=False), config.integer("hidden_size")
+    norm, hidden_size = layernorm(1e-5, bias=False), config.integer("hidden_size")
     ffn_width = config.integer("intermediate_size")
     is_tied = config.flag("tie_word_embeddings")
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
-    mixer_by_stack = {name: _attention_of_stack(config, name, hidden) for name in ("encoder", "decoder")}
+    mixer_by_stack = {name: _attention_of_stack(config, name, hidden_size) for name in ("encoder", "decoder")}
     encoder = {
         "num_hidden_layers": config.integer("encoder_num_hidden_layers"),
         "stem": {"type": "waveform"},
@@ -62,7 +62,7 @@ def _read_moonshine(config: Config) -> Table:
     }
     return {
         "vocab_size": config.integer("vocab_size"),
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "tie_word_embeddings": is_tied,
         "max_position_embeddings": config.integer("max_position_embeddings"),
         "encoder": encoder,
@@ -71,7 +71,7 @@ def _read_moonshine(config: Config) -> Table:
     }
 
 
-def _attention_of_stack(config: Config, stack_name: str, hidden: int) -> Table:
+def _attention_of_stack(config: Config, stack_name: str, hidden_size: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
     heads = config.integer(f"{stack_name}_num_attention_heads")
     kv_heads = config.optional_integer(f"{stack_name}_num_key_value_heads")
@@ -81,7 +81,7 @@ def _attention_of_stack(config: Config, stack_name: str, hidden: int) -> Table:
             kv_heads,
             f"{heads}: the class splits queries into as many heads as keys",
         )
-    config.quotient(f"{stack_name}_num_attention_heads", hidden, heads)
+    config.quotient(f"{stack_name}_num_attention_heads", hidden_size, heads)
     return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
 
 

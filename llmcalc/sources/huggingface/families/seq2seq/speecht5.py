@@ -15,28 +15,28 @@ def _read_speecht5(config: Config) -> Table:
     if class_name and not class_name.endswith("ForSpeechToText"):
         raise config.error("architectures", class_name, "SpeechT5ForSpeechToText, the class that generates text")
     config.require("is_encoder_decoder", True)
-    norm, hidden = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
+    norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
     activation = config.choice(ACTIVATIONS, "hidden_act")
     depth_by_stack = {stack_name: config.integer(f"{stack_name}_layers") for stack_name in ("encoder", "decoder")}
     ffns_by_stack = {name: mlp(config.integer(f"{name}_ffn_dim"), activation) for name in depth_by_stack}
-    heads = {stack_name: config.integer(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
+    head_counts = {stack_name: config.integer(f"{stack_name}_attention_heads") for stack_name in depth_by_stack}
     head_dims = {
-        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden, heads[stack_name])
+        stack_name: config.quotient(f"{stack_name}_attention_heads", hidden_size, head_counts[stack_name])
         for stack_name in depth_by_stack
     }
     largest_distance = config.integer("encoder_max_relative_position")
     encoder_attention = {
         "type": "relative_keys",
-        "num_attention_heads": heads["encoder"],
+        "num_attention_heads": head_counts["encoder"],
         "head_dim": head_dims["encoder"],
         "max_distance": largest_distance,
         "bias": True,
     }
-    attention = {"num_attention_heads": heads["decoder"], **biases(True, *QKVO)}
+    attention = {"num_attention_heads": head_counts["decoder"], **biases(True, *QKVO)}
     layer = {"norm": norm, "norm_placement": "post"}
     encoder = {
         "num_hidden_layers": depth_by_stack["encoder"],
-        "stem": _stem_convolutions(config, hidden),
+        "stem": _stem_convolutions(config, hidden_size),
         "position": {"type": "sinusoidal"},
         "embedding_norm": norm,
         "relative_keys": {"max_distance": largest_distance, "head_dim": head_dims["encoder"]},
@@ -54,7 +54,7 @@ def _read_speecht5(config: Config) -> Table:
     }
     return {
         "vocab_size": config.integer("vocab_size"),
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "max_position_embeddings": config.integer("max_text_positions"),
         "encoder": encoder,
@@ -63,7 +63,7 @@ def _read_speecht5(config: Config) -> Table:
     }
 
 
-def _stem_convolutions(config: Config, hidden: int) -> Table:
+def _stem_convolutions(config: Config, hidden_size: int) -> Table:
     """Returns the stem's convolutions, which turn audio samples into encoder positions."""
     sizes_by_property = {name: config.integers(f"conv_{name}") for name in ("dim", "kernel", "stride")}
     convolution_count = len(sizes_by_property["dim"])
@@ -75,7 +75,7 @@ def _stem_convolutions(config: Config, hidden: int) -> Table:
                 f"{max(convolution_count, 1)} positive whole numbers, as many as conv_dim has",
             )
     group_count = config.integer("num_conv_pos_embedding_groups")
-    config.quotient("num_conv_pos_embedding_groups", hidden, group_count)
+    config.quotient("num_conv_pos_embedding_groups", hidden_size, group_count)
     is_masked = max(config.number("mask_time_prob"), config.number("mask_feature_prob")) > 0
     return {
         "type": "wave",

@@ -61,14 +61,14 @@ def _router(config: Config) -> Table:
 
 def _expert_interval(config: Config, stack_name: str, depth: int) -> int:
     """Returns the interval of layers with experts, from the number of evenly spread expert layers."""
-    sparse_layers = config.count(f"num_sparse_{stack_name}_layers")
+    sparse_layer_count = config.count(f"num_sparse_{stack_name}_layers")
     if config.has(f"{stack_name}_sparse_step"):
         return config.count(f"{stack_name}_sparse_step")
-    return depth // sparse_layers if sparse_layers else depth
+    return depth // sparse_layer_count if sparse_layer_count else depth
 
 
-def _has_experts(layer: int, expert_interval: int) -> bool:
-    return expert_interval > 0 and (layer % expert_interval == 1 or expert_interval == 1)
+def _has_experts(layer_index: int, expert_interval: int) -> bool:
+    return expert_interval > 0 and (layer_index % expert_interval == 1 or expert_interval == 1)
 
 
 def _read_nllb_moe(config: Config) -> Table:

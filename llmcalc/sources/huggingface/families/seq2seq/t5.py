@@ -83,8 +83,8 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
 
     stack: fields of both stacks.
     """
-    layers, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
-    depth_of_decoder = decoder_depth(config)
+    layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
+    layers_of_decoder = decoder_depth(config)
     model_fields: Table = {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": config.integer("hidden_size"),
@@ -92,7 +92,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
     }
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
-    model_fields["encoder"] = {"num_hidden_layers": layers, "block": block, "final_norm": norm, **stack}
+    model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
     class_name = architecture(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
         if config.get("is_decoder"):
@@ -103,7 +103,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    model_fields["decoder"] = {"num_hidden_layers": depth_of_decoder, "block": decoder, "final_norm": norm, **stack}
+    model_fields["decoder"] = {"num_hidden_layers": layers_of_decoder, "block": decoder, "final_norm": norm, **stack}
     return {
         **model_fields,
         "head": head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config)),
@@ -136,12 +136,12 @@ def t5_feed_forward(config: Config) -> Table:
     is_gated_act, if given, overrides the prefix.
     """
     projection_name = config.text("feed_forward_proj")
-    gate_prefix, _, act = projection_name.rpartition("-")
-    if gate_prefix not in ("", "gated") or act not in ACTIVATIONS:
+    gate_prefix, _, activation_name = projection_name.rpartition("-")
+    if gate_prefix not in ("", "gated") or activation_name not in ACTIVATIONS:
         raise config.error(
             "feed_forward_proj", projection_name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
-    activation = "gelu_new" if projection_name == "gated-gelu" else ACTIVATIONS[act]
+    activation = "gelu_new" if projection_name == "gated-gelu" else ACTIVATIONS[activation_name]
     is_gated = config.flag("is_gated_act") if config.has("is_gated_act") else gate_prefix == "gated"
     return {"intermediate_size": config.integer("intermediate_size"), "hidden_act": activation, "gated": is_gated}
 

@@ -57,7 +57,7 @@ def _read_pix2struct_text_model(config: Config) -> Table:
         raise config.error("d_kv", config.integer("d_kv"), "hidden_size / num_heads, for the class divides it so")
     activation = config.choice(ACTIVATIONS, "dense_act_fn")
     ffn = {"intermediate_size": config.integer("d_ff"), "hidden_act": activation, "gated": True}
-    bias = {
+    relative_bias = {
         "num_attention_heads": heads,
         "relative_attention_num_buckets": config.integer("relative_attention_num_buckets"),
         "relative_attention_max_distance": config.integer("relative_attention_max_distance"),
@@ -70,7 +70,7 @@ def _read_pix2struct_text_model(config: Config) -> Table:
         idle_cross_attention=True,
     )
     config.notes.append(IDLE_CROSS_ATTENTION)
-    return decoder(config, block, norm, stack={"relative_bias": bias})
+    return decoder(config, block, norm, stack={"relative_bias": relative_bias})
 
 
 FAMILIES = {

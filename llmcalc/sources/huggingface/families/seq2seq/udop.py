@@ -79,10 +79,10 @@ def _box_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
 def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
     bias = require_present(config_values.first_stack.relative_bias)
     bucket_counts = (bias.relative_attention_num_buckets, *bias.other_buckets)
-    layer_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
+    bias_kinds = (*BIASES, *["vertical"] * len(bucket_counts))
     return [
         {"type": bias_kind, "relative_attention_num_buckets": bucket_count}
-        for bias_kind, bucket_count in zip(layer_kinds, bucket_counts, strict=False)
+        for bias_kind, bucket_count in zip(bias_kinds, bucket_counts, strict=False)
     ]
 
 
