@@ -323,6 +323,7 @@ def groups(**which: bool) -> set[str]:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
     (lambda: llmcalc.params("gpt2", model_id="gpt2"), "model_id: there is no such option; expected model"),
+    (lambda: llmcalc.params("gpt2", format="json"), "format: there is no such option; the answer has .document"),
     (lambda: llmcalc.params("gpt2", dtype="fp16"), "dtype: there is no such option; memory and fit have it"),
     (lambda: llmcalc.compare(["gpt2", "llama3-8b"]), "model: a list; expected a preset's name, a path"),
     (lambda: llmcalc.fit("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),

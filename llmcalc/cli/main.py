@@ -301,6 +301,10 @@ def _usage_message(usage_error: Any) -> str:
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
+        for argument in () if context is None or parameter.param_type_name == "option" else context.command.params:
+            typed_word = context.params.get(argument.name)
+            if argument.param_type_name == "argument" and isinstance(typed_word, str):
+                example = f": '{typed_word}' is read as {argument.metavar}; expected {parameter_name} after it{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:

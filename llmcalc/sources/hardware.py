@@ -77,6 +77,17 @@ APPLE_COMPUTERS = {
 }
 """Apple's computers without their chip → chips with which they are sold, for the error message."""
 
+SURROUNDING_WORDS = re.compile(
+    r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
+    re.I,
+)
+"""Words for a computer, or for a service that lends accelerators, beside an accelerator's name: `T4 GPU (Colab)`."""
+
+PROCESSOR = re.compile(
+    r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
+)
+"""Words that name a processor, or its memory."""
+
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
 
@@ -271,6 +282,11 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
         )
+    if PROCESSOR.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: processors have no figures here; expected the size of their memory alone, such "
+            "as 32GiB, or an accelerator (llmcalc hardware lists all)"
+        )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
@@ -298,9 +314,11 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
-    """Returns an argument without case and punctuation, with and without the words of the maker before it."""
+    """Returns an argument without case and punctuation, with and without the words of the maker and the computer."""
     words = TRADEMARK.sub(" ", hardware_argument)
-    return {normalized(hardware_argument), normalized(MAKER.sub("", words))} - {""}
+    bare_words = SURROUNDING_WORDS.sub(" ", words)
+    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (words, bare_words)), bare_words)
+    return set(map(normalized, spellings)) - {""}
 
 
 def _normalized_names(hardware: Hardware) -> set[str]:

@@ -306,6 +306,15 @@ USAGE = {
     "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
     "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
     "memory llama3-8b --phase training --fsdp --hardware h100": "--fsdp: expects a value before --hardware",
+    "check llama3-8b": "missing argument TARGET: 'llama3-8b' is read as CHECKPOINT; expected TARGET after it",
+    "shape 7B": "'7B' is a size and no model; expected a model's name (llmcalc presets --min-params 6.3B --max-params "
+    "7.7B lists some), or llmcalc shape --params 7B",
+    "memory llama3-8b --seq 10.000": "--seq: '10.000': groups of digits have commas or underscores between them; "
+    "expected 10000",
+    "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
+    "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
+    "memory llama3-8b --engine lmdeploy": "--engine: LMDeploy is not modelled; without --engine, memory has the",
+    "memory llama3-8b --engine ktransformers": "expected llama.cpp, whose --n-cpu-moe N leaves the experts",
     "memory llama3-8b --hardware 80": "--hardware: 80: a memory size has a unit; expected 80GB or 80GiB",
     "memory llama3-8b --engine vllm=0.19": "--engine vllm=0.19: one sign of two; expected such as vllm==0.19",
     "compare llama3-8b,gpt2": "'llama3-8b,gpt2': models are separate words; expected llama3-8b gpt2",

@@ -278,6 +278,11 @@ def test_names_and_aliases_are_unique():
         ("Intel(R) Arc(TM) B580 Graphics", "arc-b580"),
         ("RTX 4060 8GB", "rtx-4060"),  # with its memory, as in questions
         ("MacBook Pro M3 Max 64 GB", "m3-max-64gb"),
+        ("m2 air 16gb", "m2-16gb"),
+        ("M2 Pro MacBook Pro 16GB", "m2-pro-16gb"),
+        ("T4 GPU", "t4"),
+        ("T4 colab", "t4"),
+        ("Google Colab T4 GPU (16GB)", "t4"),
     ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
