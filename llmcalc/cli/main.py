@@ -286,6 +286,8 @@ def _usage_message(usage_error: Any) -> str:
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
             is_extra_model = _is_model_name(extra_words[1].split()[0])
             limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"
+            if extra_words[1].split()[0].lower() in ("gb", "gib"):
+                limit_text = "a size and its unit as one word, such as 24GiB"
             problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
     if parameter is None:
         return f"{problem}{help_hint}"

@@ -267,13 +267,16 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
             f"the largest, such as {computer_chips}"
         )
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", typed_name):
-        raise InputError(
-            f"--hardware: {typed_name}: a memory size has a unit; expected {typed_name}GB or {typed_name}GiB"
-        )
+    if size_match := re.fullmatch(
+        r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
+    ):
+        size = size_match[1].replace(",", ".")
+        raise InputError(f"--hardware: {typed_name}: a memory size has a unit; expected {size}GB or {size}GiB")
     if count_match := SEVERAL.fullmatch(typed_name.strip()):
         count_before_name, hardware_name, count_after_name = count_match.group("before", "name", "after")
-        if (count_before_name or count_after_name) and (hardware := _preset_with_spelling(hardware_name)):
+        if (count_before_name or count_after_name) and (
+            hardware := _preset_with_spelling(hardware_name) or _hardware_of_memory_size(hardware_name)
+        ):
             expected_options = f"--hardware {hardware.name} --devices {count_before_name or count_after_name}"
             raise InputError(f"--hardware: {typed_name}: it names one accelerator; expected {expected_options}")
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]

@@ -130,9 +130,11 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
         raise InputError(
             f"TARGET: '{model_target}' is empty; expected a preset's name or a path (llmcalc presets lists all presets)"
         )
-    if model_target in (STDIN, "/dev/stdin"):
+    if model_target == STDIN:
         return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
     path = Path(model_target)
+    if model_target == "/dev/stdin" or _path_test_result(path.is_fifo):
+        raise InputError(f"{model_target}: a pipe is no file of a model; expected -, and the text on standard input")
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
@@ -281,8 +283,6 @@ def _unknown_target(model_target: str) -> str:
             f"{0.9 * size:.3g}{unit} --max-params {1.1 * size:.3g}{unit} lists some), or llmcalc shape --params "
             f"{model_target} for shapes"
         )
-    if _path_test_result(Path(model_target).is_fifo):
-        return f"{model_target}: a pipe is no file of a model; expected -, and the text on standard input"
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"

@@ -307,6 +307,7 @@ USAGE = {
     "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
     "memory llama3-8b --phase training --fsdp --hardware h100": "--fsdp: expects a value before --hardware",
     "check llama3-8b": "missing argument TARGET: 'llama3-8b' is read as CHECKPOINT; expected TARGET after it",
+    "params /dev/stdin": "/dev/stdin: a pipe is no file of a model; expected -, and the text on standard input",
     "shape 7B": "'7B' is a size and no model; expected a model's name (llmcalc presets --min-params 6.3B --max-params "
     "7.7B lists some), or llmcalc shape --params 7B",
     "memory llama3-8b --seq 10.000": "--seq: '10.000': groups of digits have commas or underscores between them; "
@@ -315,6 +316,9 @@ USAGE = {
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
     "memory llama3-8b --engine lmdeploy": "--engine: LMDeploy is not modelled; without --engine, memory has the",
     "memory llama3-8b --engine ktransformers": "expected llama.cpp, whose --n-cpu-moe N leaves the experts",
+    "memory llama3-8b --hardware 24G": "--hardware: 24G: a memory size has a unit; expected 24GB or 24GiB",
+    "memory llama3-8b --hardware 24,5GB": "--hardware: 24,5GB: a memory size has a unit; expected 24.5GB or 24.5GiB",
+    "memory llama3-8b --hardware 24 GiB": "'GiB': llmcalc memory takes a size and its unit as one word, such as 24GiB",
     "memory llama3-8b --hardware 80": "--hardware: 80: a memory size has a unit; expected 80GB or 80GiB",
     "memory llama3-8b --engine vllm=0.19": "--engine vllm=0.19: one sign of two; expected such as vllm==0.19",
     "compare llama3-8b,gpt2": "'llama3-8b,gpt2': models are separate words; expected llama3-8b gpt2",

@@ -301,7 +301,9 @@ def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
         find_hardware("M40")
 
 
-@pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2"])
+@pytest.mark.parametrize(
+    "asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2", "4090 24GB x2"]
+)
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
     with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
         find_hardware(asked)
