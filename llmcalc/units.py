@@ -57,10 +57,13 @@ def dtype(format_name: str) -> str:
     full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
     if full_name not in DTYPE_BITS:
         format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
-        raise InputError(
-            f"unknown dtype '{format_name}': expected one of "
-            f"{', '.join(format_names)}.{suggest(format_name, format_names)}"
+        is_scheme = re.match(r"i?q[0-9]|nf4|awq|gptq|mxfp|nvfp|mlx|exl|[0-9]-?bit", plain_name)
+        suggestion = (
+            f" A scheme of quantized weights is --quantize {format_name}"
+            if is_scheme
+            else suggest(format_name, format_names)
         )
+        raise InputError(f"unknown dtype '{format_name}': expected one of {', '.join(format_names)}.{suggestion}")
     return full_name
 
 

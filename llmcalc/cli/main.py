@@ -283,6 +283,8 @@ def _usage_message(usage_error: Any) -> str:
             problem = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
         elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
             problem = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
+        elif typed_option.startswith("--") and (engine_word := engine_of_flag(typed_option)):
+            problem = f"No such option: {typed_option}; llmcalc memory, fit and kv take it with --engine {engine_word}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
             is_extra_model = _is_model_name(extra_words[1].split()[0])
             limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"

@@ -28,8 +28,7 @@ MOST_MONEY = 1e12
 """Largest price, power or rate."""
 
 MOST_TPOT_WITHOUT_UNIT, MOST_TTFT_WITHOUT_UNIT = 5.0, 60.0
-"""Seconds of a token and to the first one; a larger number without a unit is not taken for seconds, as milliseconds were
-meant."""
+"""Seconds of a token, and to the first one. A larger number without a unit is refused, as milliseconds were meant."""
 
 DRAFT_TOKENS = 3
 """Tokens that are drafted in a step where `--draft-tokens` is not given."""

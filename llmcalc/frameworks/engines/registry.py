@@ -53,12 +53,13 @@ NOT_MODELLED = {
             "lmdeploy": "LMDeploy",
             "turbomind": "LMDeploy",
             "lightllm": "LightLLM",
-            "exllamav2": "ExLlamaV2",
-            "exllamav3": "ExLlamaV3",
-            "exllama": "ExLlama",
-            "tabbyapi": "ExLlama, which tabbyAPI runs,",
         }.items()
     },
+    **dict.fromkeys(
+        ("exllama", "exllamav2", "exllamav3", "tabbyapi"),
+        "ExLlama and its formats, EXL2 and EXL3, are not modelled; without --engine, a scheme with about as many bits, "
+        "such as --quantize q4_k_m, has the weights, the cache and one pass",
+    ),
     **dict.fromkeys(
         ("ktransformers", "kt-kernel"),
         "ktransformers is not modelled; expected llama.cpp, whose --n-cpu-moe N leaves the experts of N layers on the "
