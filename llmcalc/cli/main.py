@@ -258,6 +258,14 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
+def _accepted_in_place_of(extra_words: str) -> str:
+    """Returns what a command takes in place of words beyond its arguments, for an error message."""
+    extra_word = extra_words.split(maxsplit=1)[0]
+    if extra_word.lower() in ("gb", "gib"):
+        return "a size and its unit as one word, such as 24GiB"
+    return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
+
+
 def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
@@ -286,11 +294,7 @@ def _usage_message(usage_error: Any) -> str:
         elif typed_option.startswith("--") and (engine_word := engine_of_flag(typed_option)):
             problem = f"No such option: {typed_option}; llmcalc memory, fit and kv take it with --engine {engine_word}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", problem):
-            is_extra_model = _is_model_name(extra_words[1].split()[0])
-            limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"
-            if extra_words[1].split()[0].lower() in ("gb", "gib"):
-                limit_text = "a size and its unit as one word, such as 24GiB"
-            problem = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
+            problem = f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1])}"
     if parameter is None:
         return f"{problem}{help_hint}"
     from .options import typed_name

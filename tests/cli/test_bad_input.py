@@ -315,7 +315,7 @@ USAGE = {
     "shape --params 7.000.000.000": "--params: '7.000.000.000': groups of digits have commas or underscores between",
     "memory llama3-8b --hardware cpu": "--hardware: cpu: processors have no figures here; expected the size of their",
     "memory llama3-8b --engine lmdeploy": "--engine: LMDeploy is not modelled; without --engine, memory has the",
-    "fit llama3-8b --engine exllamav3": "EXL2 and EXL3, are not modelled; without --engine, a scheme with about as many",
+    "fit llama3-8b --engine exllamav3": "EXL2 and EXL3, are not modelled; without --engine, a scheme with about as",
     "time llama3-8b --hardware h100 --n-cpu-moe 9": "llmcalc memory, fit and kv take it with --engine llama.cpp",
     "memory llama3-8b --dtype q4_k_m": "A scheme of quantized weights is --quantize q4_k_m",
     "memory llama3-8b --engine ktransformers": "expected llama.cpp, whose --n-cpu-moe N leaves the experts",
