@@ -258,6 +258,15 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
+def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
+    """Returns the part of an error about a missing argument that says as which other one a word is read, if one is."""
+    for argument in context.command.params:
+        typed_word = context.params.get(argument.name)
+        if argument.param_type_name == "argument" and isinstance(typed_word, str):
+            return f": '{typed_word}' is read as {argument.metavar}; expected {missing_name} after it"
+    return ""
+
+
 def _accepted_in_place_of(extra_words: str) -> str:
     """Returns what a command takes in place of words beyond its arguments, for an error message."""
     extra_word = extra_words.split(maxsplit=1)[0]
@@ -309,10 +318,8 @@ def _usage_message(usage_error: Any) -> str:
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
-        for argument in () if context is None or parameter.param_type_name == "option" else context.command.params:
-            typed_word = context.params.get(argument.name)
-            if argument.param_type_name == "argument" and isinstance(typed_word, str):
-                example = f": '{typed_word}' is read as {argument.metavar}; expected {parameter_name} after it{example}"
+        if context is not None and parameter.param_type_name == "argument":
+            example = f"{_word_read_as_another_argument(context, parameter_name)}{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
