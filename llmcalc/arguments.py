@@ -252,9 +252,10 @@ def _hardware_names(hardware: Any) -> list[str]:
     return [validate_text("--hardware", name, "h100") for name in hardware_names if name is not None]
 
 
-def require_model(model: Model | None) -> Model:
+def require_model(model: Model | None, alternative: str = "") -> Model:
+    """Returns the model. Raises `InputError` without a model. alternative: words for another argument in its place."""
     if model is None:
-        raise InputError("model: missing; expected a preset's name, a path or a config")
+        raise InputError(f"model: missing; expected a preset's name, a path or a config{alternative}")
     return model
 
 
@@ -335,7 +336,7 @@ def run_question_of(
 
     optional_path("--launch", launch)
     return memory_question(
-        model,
+        require_model(model, "; or a launch file") if launch is None else model,
         options.read_model,
         run_options_of(options, hardware, phase, included_part_names(with_mtp, with_towers), workspace),
         launch_file=launch,

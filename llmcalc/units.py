@@ -57,10 +57,13 @@ def dtype(format_name: str) -> str:
     full_name = _DTYPE_ALIASES.get(plain_name, plain_name)
     if full_name not in DTYPE_BITS:
         format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
-        raise InputError(
-            f"unknown dtype '{format_name}': expected one of "
-            f"{', '.join(format_names)}.{suggest(format_name, format_names)}"
+        is_scheme = re.match(r"i?q[0-9]|nf4|awq|gptq|mxfp|nvfp|mlx|exl|[0-9]-?bit", plain_name)
+        suggestion = (
+            f" A scheme of quantized weights is --quantize {format_name}"
+            if is_scheme
+            else suggest(format_name, format_names)
         )
+        raise InputError(f"unknown dtype '{format_name}': expected one of {', '.join(format_names)}.{suggestion}")
     return full_name
 
 
@@ -220,6 +223,7 @@ def parse_length(length_text: str) -> int:
 
     Raises `InputError` for any other text.
     """
+    _refuse_other_groups(length_text, f"'{length_text}'")
     number_match = re.match(_SIGNED, length_text)
     unit_factor = _LENGTH_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:
@@ -244,6 +248,17 @@ def exact_number(digit_text: str, shown_text: str) -> Fraction:
     return Fraction(digit_text.replace("_", "").replace(",", ""))
 
 
+OTHER_GROUPS = re.compile(r"\s*[0-9]{1,3}(?:[.'\u2019\s][0-9]{3})+\s*")
+"""A whole number in groups of three digits, separated as many languages do, which is another number here, or none."""
+
+
+def _refuse_other_groups(typed_number: str, shown_text: str) -> None:
+    """Raises `InputError` for a number such as `10.000`, which is ten thousand in many languages and ten in others."""
+    if OTHER_GROUPS.fullmatch(typed_number):
+        digits = re.sub(r"[^0-9]", "", typed_number)
+        raise InputError(f"{shown_text}: groups of digits have commas or underscores between them; expected {digits}")
+
+
 def _is_whole(digit_text: str, unit_factor: int, shown_text: str) -> int:
     exact_value = exact_number(digit_text, shown_text) * unit_factor
     if exact_value.denominator != 1:
@@ -258,6 +273,7 @@ def parse_count(count_text: str, quantity_name: str = "") -> int:
     Raises `InputError` for any other text, zero and negative numbers included.
     """
     quantity_text = f"{quantity_name}: '{count_text}'" if quantity_name else f"'{count_text}'"
+    _refuse_other_groups(count_text, quantity_text)
     number_match = re.match(_NUMBER, count_text)
     unit_factor = _COUNT_FACTORS.get(number_match.group(2).lower()) if number_match else None
     if number_match is None or unit_factor is None:

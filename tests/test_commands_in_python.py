@@ -323,6 +323,10 @@ def groups(**which: bool) -> set[str]:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.params("gpt2", ranks=2), "ranks: there is no such option. Did you mean rank"),
     (lambda: llmcalc.params("gpt2", model_id="gpt2"), "model_id: there is no such option; expected model"),
+    (
+        lambda: llmcalc.params("gpt2", format="json"),
+        "format: there is no such option; an answer is whole, and is data (in",
+    ),
     (lambda: llmcalc.params("gpt2", dtype="fp16"), "dtype: there is no such option; memory and fit have it"),
     (lambda: llmcalc.compare(["gpt2", "llama3-8b"]), "model: a list; expected a preset's name, a path"),
     (lambda: llmcalc.fit("gpt2", gpu="h100"), "gpu: there is no such option; expected hardware"),
@@ -370,7 +374,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.cost("no model", "h100", step="1 day"), "--step: '1 day'; expected a duration"),
     (lambda: llmcalc.kv("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown cache format 'bf17'"),
     (lambda: llmcalc.kv("gpt2", seq="32z"), "--seq: '32z' is not"),
-    (llmcalc.memory, "missing argument TARGET"),  # type: ignore[list-item]  # an editor says so too
+    (llmcalc.memory, "model: missing; expected a preset's name, a path or a config; or a launch file"),  # type: ignore[list-item]  # an editor says so too
     (lambda: llmcalc.memory("gpt2", hardware=["h100", "h1000"]), "no accelerator"),
     (lambda: llmcalc.fit("gpt2", hardware=["h100", "a100"]), "--hardware: h100-sxm and a100-80gb"),  # type: ignore[arg-type]
     (lambda: llmcalc.memory("gpt2", batchs=2), "batchs: there is no such option. Did you mean batch"),

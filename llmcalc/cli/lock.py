@@ -8,7 +8,7 @@ import typer
 
 from ..errors import InputError
 from ..questions.locks import LOCK_FILE
-from .options import AllowUnknown, NotesOption, OfflineOption, Output, open_output, value_option
+from .options import AllowUnknown, NotesOption, OfflineOption, Output, format_of_file, open_output, value_option
 from .target_options import OutputOptions, TargetOptions
 
 LockFormat: TypeAlias = Literal["table", "json", "csv", "markdown", "cyclonedx"]
@@ -53,13 +53,13 @@ def command(
         if fmt == "cyclonedx":
             raise InputError("--format cyclonedx: lists models; expected no --check")
         lock_answer = ask_lock_check(Path(chosen_targets[0] if chosen_targets else LOCK_FILE), target_options.load)
-        OutputOptions(notes, fmt or "table", output).show_answer(lock_answer)
+        OutputOptions(notes, fmt or format_of_file(output), output).show_answer(lock_answer)
         return
     if not chosen_targets:
         raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
     lock_answer = ask_lock(chosen_targets, target_options.load)
     if fmt != "cyclonedx":
-        OutputOptions(notes, fmt or "json", output).show_answer(lock_answer)
+        OutputOptions(notes, fmt or format_of_file(output, "json"), output).show_answer(lock_answer)
         return
     from ..reports.cyclonedx import bill_of_materials
 

@@ -258,6 +258,23 @@ def _is_model_name(typed_word: str) -> bool:
     )
 
 
+def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
+    """Returns the part of an error about a missing argument that says as which other one a word is read, if one is."""
+    for argument in context.command.params:
+        typed_word = context.params.get(argument.name)
+        if argument.param_type_name == "argument" and isinstance(typed_word, str):
+            return f": '{typed_word}' is read as {argument.metavar}; expected {missing_name} after it"
+    return ""
+
+
+def _accepted_in_place_of(extra_words: str) -> str:
+    """Returns what a command takes in place of words beyond its arguments, for an error message."""
+    extra_word = extra_words.split(maxsplit=1)[0]
+    if extra_word.lower() in ("gb", "gib"):
+        return "a size and its unit as one word, such as 24GiB"
+    return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
+
+
 def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
@@ -283,10 +300,10 @@ def _usage_message(usage_error: Any) -> str:
             message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
         elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
             message = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
+        elif typed_option.startswith("--") and (engine_word := engine_of_flag(typed_option)):
+            message = f"No such option: {typed_option}; llmcalc memory, fit and kv take it with --engine {engine_word}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-            is_extra_model = _is_model_name(extra_words[1].split()[0])
-            limit_text = "one model; llmcalc compare takes several" if is_extra_model else "no further argument"
-            message = f"'{extra_words[1]}': {context.command_path} takes {limit_text}"
+            message = f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1])}"
     if parameter is None:
         return f"{message}{help_hint}"
     from .options import typed_name
@@ -301,6 +318,8 @@ def _usage_message(usage_error: Any) -> str:
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
         example_value = EXAMPLE_VALUES.get(parameter_name)
         example = f", such as {example_value}" if example_value else ""
+        if context is not None and parameter.param_type_name == "argument":
+            example = f"{_word_read_as_another_argument(context, parameter_name)}{example}"
         return f"missing {kind_name}{value_name}{example}{help_hint}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:

@@ -310,15 +310,24 @@ TableOption: TypeAlias = Annotated[
     ),
 ]
 FormatOption: TypeAlias = Annotated[
-    Format,
+    Format | None,
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="table, json, csv or markdown.",
+        help="table, json, csv or markdown [default: table]",
+        show_default=False,
         rich_help_panel="Output",
         case_sensitive=False,
     ),
 ]
+
+FORMATS_BY_ENDING: dict[str, Format] = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown"}
+"""Ending of an output file → the format in which an answer is written there, unless `--format` states another."""
+
+
+def format_of_file(output_path: Path | None, default: Format = "table") -> Format:
+    """Returns the format that an output file's ending names; `default` for another ending and without a file."""
+    return default if output_path is None else FORMATS_BY_ENDING.get(output_path.suffix.lower(), default)
 
 
 def _file_option(option_name: str) -> Any:
@@ -342,7 +351,7 @@ def _file_option(option_name: str) -> Any:
         "-o",
         metavar="FILE",
         callback=check_path,
-        help="Write to FILE instead of the terminal. - is the terminal.",
+        help="Write to FILE (.json, .csv, .md set the format). - is the terminal.",
         show_default=False,
         rich_help_panel="Output",
     )

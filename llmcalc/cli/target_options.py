@@ -29,6 +29,7 @@ from .options import (
     Output,
     OutputFile,
     Overrides,
+    format_of_file,
     open_output,
 )
 from .output import store_remark
@@ -135,6 +136,10 @@ class OutputOptions(NamedTuple):
             )
 
 
+def _output_options(notes: bool, fmt: Format | None, output: Path | None) -> OutputOptions:
+    return OutputOptions(notes, fmt or format_of_file(output), output)
+
+
 OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], Any]]] = {
     "target_options": (
         {
@@ -158,18 +163,18 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
     "output_options": (
         {
             "notes": OptionOfCommand(NotesOption, False),
-            "fmt": OptionOfCommand(FormatOption, "table"),
+            "fmt": OptionOfCommand(FormatOption, None),
             "output": OptionOfCommand(Output, None),
         },
-        lambda chosen: OutputOptions(**chosen),
+        lambda chosen: _output_options(*chosen.values()),
     ),
     "writing_file": (
         {
             "notes": OptionOfCommand(NotesOption, False),
-            "fmt": OptionOfCommand(FormatOption, "table"),
+            "fmt": OptionOfCommand(FormatOption, None),
             "output_file": OptionOfCommand(OutputFile, None),
         },
-        lambda chosen: OutputOptions(*chosen.values()),
+        lambda chosen: _output_options(*chosen.values()),
     ),
 }
 """Parameter of a command → (options that replace it, function that combines their values).

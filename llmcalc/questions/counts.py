@@ -132,9 +132,9 @@ def params_of_file(
     if rank is not None and rank.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
-    from ..sources.checkpoints.read import read_checkpoint
+    from ..sources.target import read_checkpoint_of_target
 
-    return StoredParams(Path(target).name, read_checkpoint(Path(target)))
+    return StoredParams(Path(target).name, read_checkpoint_of_target(Path(target)))
 
 
 def _refused_options_error(refusal_reason: str) -> InputError:

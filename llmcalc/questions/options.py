@@ -27,8 +27,8 @@ MAX_NIC = 10**6
 MOST_MONEY = 1e12
 """Largest price, power or rate."""
 
-MOST_TPOT_WITHOUT_UNIT = 5.0
-"""Seconds of a token; a larger number without a unit is not taken for seconds, as milliseconds were meant."""
+MOST_TPOT_WITHOUT_UNIT, MOST_TTFT_WITHOUT_UNIT = 5.0, 60.0
+"""Seconds of a token, and to the first one. A larger number without a unit is refused, as milliseconds were meant."""
 
 DRAFT_TOKENS = 3
 """Tokens that are drafted in a step where `--draft-tokens` is not given."""
@@ -45,7 +45,8 @@ def parse_nic(option_name: str, gigabytes: Any) -> float:
 
 def parse_positive(option_name: str, option_value: Any, example_value: str) -> float:
     """Parses a positive number or its text. Raises `InputError`, which names the option, for other values."""
-    text_match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(option_value).strip())
+    number_pattern = r"(?:[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})(?:[eE][+-]?[0-9]{1,2})?"
+    text_match = re.fullmatch(number_pattern, str(option_value).strip())
     number = math.nan if text_match is None or isinstance(option_value, bool) else float(text_match[0])
     if not 0 < number <= MOST_MONEY:
         raise InputError(f"{option_name}: {shown(option_value)}; expected a number above 0, such as {example_value}")
@@ -232,7 +233,9 @@ class ServeOptions:
     ttft: Annotated[
         float | None,
         in_seconds(
-            "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.", "Inference"
+            "Most time to the first token (1s, 300ms), as its likely value if all requests arrive at once.",
+            "Inference",
+            parse=partial(parse_duration, largest_unitless_seconds=MOST_TTFT_WITHOUT_UNIT),
         ),
     ] = None
     tpot: Annotated[

@@ -147,6 +147,8 @@ def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) ->
 
     if argument := python_argument_of(typed_name, argument_names):
         return f"; expected {argument}"
+    if typed_name in ("format", "output", "notes", "table", "junit"):
+        return "; an answer is whole, and is data (in Python .document and .records())"
     if typed_name in declarations_of(Settings) | declarations_of(LayoutRequest):
         return "; memory and fit have it"
     suggestion = suggest(typed_name, list(argument_names))

@@ -523,6 +523,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
     run_memory, scheme_notes = _with_usual_scheme(
         run_question, run_memory, options.engine, options.stack or framework_stack
     )
+    run_memory, context_notes = _in_context_of_server(run_question, run_memory, options.engine)
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
         settings = TimeSettings(
             options.stack
@@ -542,7 +543,7 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         layout = serving_layout(run_memory, hardware, layout_request)
         _check_divided_blocks(run_memory, layout)
         timed_run = time_inference(run_memory, hardware, layout, settings, cached_tokens, options.server)
-        return replace(timed_run, engine_notes=(*scheme_notes, *engine_notes))
+        return replace(timed_run, engine_notes=(*scheme_notes, *context_notes, *engine_notes))
 
 
 def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
@@ -604,6 +605,35 @@ def _with_usual_scheme(
         return run_memory, ()
     scheme, remark = usual_scheme
     return run_memory.with_(quantize=scheme), (remark,)
+
+
+def _in_context_of_server(
+    run_question: RunQuestion, run_memory: Memory, engine_text: str | None
+) -> tuple[Memory, tuple[str, ...]]:
+    """Returns a decoding run without `--seq` in the context that the engine gives it by default, and the note on it.
+
+    It is unchanged where that is no shorter than the usual context, and where the engine does not start.
+    """
+    from ..costs.context_length import usual_context
+    from ..frameworks.engines.registry import engine_and_version
+
+    settings, hardware = run_question.settings, run_question.hardware
+    is_default = settings.phase == "decode" and settings.seq is None and run_question.layout.devices in (None, 1)
+    if hardware is None or not is_default or not _is_registered_engine(engine_text):
+        return run_memory, ()
+    engine_record, version = engine_and_version(engine_text)
+    if engine_record.shows_alternatives:  # its default shrinks until layers lie on the host, which no stack times
+        return run_memory, ()
+    flags = {} if run_memory.settings.quantize is None else {"quantize": run_memory.settings.quantize}
+    try:
+        server = engine_record.server(run_question.preset, hardware, version, flags)
+        context = int(engine_record.memory(server).max_model_len)
+    except InputError:
+        return run_memory, ()
+    if not 1 < context <= usual_context(run_memory.spec, is_decoding=True):
+        return run_memory, ()
+    note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
+    return run_memory.with_(seq=context - 1), (note,)
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:

@@ -144,6 +144,10 @@ def _json_problem(error: JSONDecodeError) -> str:
         fix_text = "; expected double quotes"
     elif error.doc.startswith("/", error.pos):
         fix_text = "; JSON has no comments"
+    elif error.doc.lstrip().startswith("<"):
+        fix_text = "; it is a page of HTML or XML; expected the raw file"
+    elif error.doc.startswith("version https://git-lfs"):
+        fix_text = "; it is a pointer of Git LFS; expected the file itself, which git lfs pull fetches"
     return f"{error.msg} (line {error.lineno}, column {error.colno}){fix_text}"
 
 

@@ -77,6 +77,17 @@ APPLE_COMPUTERS = {
 }
 """Apple's computers without their chip → chips with which they are sold, for the error message."""
 
+SURROUNDING_WORDS = re.compile(
+    r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
+    re.I,
+)
+"""Words for a computer, or for a service that lends accelerators, beside an accelerator's name: `T4 GPU (Colab)`."""
+
+PROCESSOR = re.compile(
+    r"\b(?:cpu|ram|xeon|epyc|threadripper|ryzen|i[3579][\s-]?[0-9]{4,5}[a-z]{0,3}|core i[3579])\b", re.I
+)
+"""Words that name a processor, or its memory."""
+
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
 
@@ -256,13 +267,16 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
             f"the largest, such as {computer_chips}"
         )
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", typed_name):
-        raise InputError(
-            f"--hardware: {typed_name}: a memory size has a unit; expected {typed_name}GB or {typed_name}GiB"
-        )
+    if size_match := re.fullmatch(
+        r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
+    ):
+        size = size_match[1].replace(",", ".")
+        raise InputError(f"--hardware: {typed_name}: a memory size has a unit; expected {size}GB or {size}GiB")
     if count_match := SEVERAL.fullmatch(typed_name.strip()):
         count_before_name, hardware_name, count_after_name = count_match.group("before", "name", "after")
-        if (count_before_name or count_after_name) and (hardware := _preset_with_spelling(hardware_name)):
+        if (count_before_name or count_after_name) and (
+            hardware := _preset_with_spelling(hardware_name) or _hardware_of_memory_size(hardware_name)
+        ):
             expected_options = f"--hardware {hardware.name} --devices {count_before_name or count_after_name}"
             raise InputError(f"--hardware: {typed_name}: it names one accelerator; expected {expected_options}")
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
@@ -270,6 +284,11 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
         raise InputError(
             f"--hardware: {typed_name}: commas separate no names; expected one (memory takes {expected_options})"
+        )
+    if PROCESSOR.search(typed_name):
+        raise InputError(
+            f"--hardware: {typed_name}: processors have no figures here; expected the size of their memory alone, such "
+            "as 32GiB, or an accelerator (llmcalc hardware lists all)"
         )
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
@@ -298,9 +317,11 @@ def _preset_with_spelling(hardware_argument: str) -> Hardware | None:
 
 
 def _normalized_arguments(hardware_argument: str) -> set[str]:
-    """Returns an argument without case and punctuation, with and without the words of the maker before it."""
-    plain_text = TRADEMARK.sub(" ", hardware_argument)
-    return {normalized(hardware_argument), normalized(MAKER.sub("", plain_text))} - {""}
+    """Returns an argument without case and punctuation, with and without the words of the maker and the computer."""
+    words = TRADEMARK.sub(" ", hardware_argument)
+    bare_words = SURROUNDING_WORDS.sub(" ", words)
+    spellings = (hardware_argument, *(MAKER.sub("", text) for text in (words, bare_words)), bare_words)
+    return set(map(normalized, spellings)) - {""}
 
 
 def _normalized_names(hardware: Hardware) -> set[str]:

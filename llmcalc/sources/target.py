@@ -28,6 +28,7 @@ from .presets import (
 
 if TYPE_CHECKING:
     from ..components.head_kind import HeadKind
+    from .checkpoints.header import Checkpoint
 
 
 def load(
@@ -132,6 +133,8 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     if model_target == STDIN:
         return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
     path = Path(model_target)
+    if model_target == "/dev/stdin" or _path_test_result(path.is_fifo):
+        raise InputError(f"{model_target}: a pipe is no file of a model; expected -, and the text on standard input")
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
@@ -186,6 +189,18 @@ def _describe_hub_model(
             raise InputError(f"{error}{_advice_on_name(model_target)}") from None
         return named_description
     return model_target, error_location, preset_description
+
+
+def read_checkpoint_of_target(path: Path) -> Checkpoint:
+    """Reads a checkpoint's header. The error about an absent file names the preset that the file's name states."""
+    from .checkpoints.read import read_checkpoint
+
+    try:
+        return read_checkpoint(path)
+    except InputError as error:
+        if path.suffix != ".gguf" or _path_test_result(path.exists):
+            raise
+        raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(path.stem))}") from None
 
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
@@ -261,6 +276,13 @@ def _unknown_target(model_target: str) -> str:
     known_names = {**names_by_alias(), **dict.fromkeys(model_names())}
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
         return f"'{model_target}': models are separate words; expected {' '.join(target_names)}"
+    if size_match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([bBmM])", model_target):
+        size, unit = float(size_match[1]), size_match[2].upper()
+        return (
+            f"'{model_target}' is a size and no model; expected a model's name (llmcalc presets --min-params "
+            f"{0.9 * size:.3g}{unit} --max-params {1.1 * size:.3g}{unit} lists some), or llmcalc shape --params "
+            f"{model_target} for shapes"
+        )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"

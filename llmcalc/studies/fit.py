@@ -301,6 +301,12 @@ def _memory_saving_changes(
         for first_change, second_change in combinations(costly_changes, 2)
         if first_change.keys().isdisjoint(second_change)
     ]
+    if model_memory.states.kv_dtype in WIDE_CACHES:  # llama.cpp, which runs GGUF files, has no cache in fp8
+        gguf_changes = [change for change in costly_changes if change.get("quantize") in GGUF_SCHEMES]
+        change_pairs = [
+            *(pair for pair in change_pairs if "kv_dtype" not in pair or pair.get("quantize") not in GGUF_SCHEMES),
+            *({"kv_dtype": GGUF_CACHE, **change} for change in gguf_changes),
+        ]
     change_groups: list[Sequence[Mapping[str, Any]]] = [[*cheap_changes, *costly_changes]]
     change_groups += [
         [{**combined_changes, **extra_changes} for extra_changes in changes_to_combine]
@@ -319,6 +325,13 @@ def _memory_saving_changes(
         key=lambda setting_change: setting_change.fit.needed_bytes,
     )
     return list({change.option: change for change in (*fitting_changes, *insufficient_changes[:NEAREST])}.values())
+
+
+WIDE_CACHES = ("bfloat16", "float16", "float32")
+"""Formats of a cache which a narrower one replaces."""
+
+GGUF_SCHEMES, GGUF_CACHE = ("q8_0", "q4_k_m"), "q8_0"
+"""The mixes of GGUF files that are advised, and the narrower format of llama.cpp's cache."""
 
 
 def has_many_layers(model_memory: Memory) -> bool:
@@ -440,10 +453,24 @@ def shorter_narrow_runs(
     if not runs or has_many_layers(model_memory):
         return []
     _, narrow_change, narrow_run = min(runs, key=lambda bytes_and_run: bytes_and_run[0])
-    longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
+    if fit_with_engine(narrow_run, hardware) is None:
+        longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
+    else:
+        longest_seq = _longest_with_engine(narrow_run, hardware, fit_with_engine)
     if not LEAST_PART_OF_SEQUENCE * seq <= longest_seq < seq:
         return []
     return _evaluate_changes(model_memory, current_fit, [], fit_with_engine, [{**narrow_change, "seq": longest_seq}])
+
+
+def _longest_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
+    """Returns the longest sequences, up to those of the run, that fit beside an engine's buffers; 0 if none do."""
+
+    def needed_bytes(seq: int) -> int:
+        engine_fit = fit_with_engine(narrow_run.with_(seq=seq), hardware)
+        return 2 * hardware.capacity_bytes if engine_fit is None else engine_fit.needed_bytes
+
+    seq = int(narrow_run.states.workload.seq)
+    return largest_fitting_number(needed_bytes, hardware.capacity_bytes, seq, seq)
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -514,8 +541,8 @@ def _inference_changes(model_memory: Memory, hardware: Hardware) -> tuple[list[d
     if run_settings.phase == "prefill" and run_settings.chunk is None and memory_use.workload.seq > CHUNK:
         cheap_changes.append({"chunk": CHUNK})
     costly_changes: list[dict[str, Any]] = []
-    if memory_use.kv_dtype in ("bfloat16", "float16", "float32") and (is_llama_cpp or hardware.runs_fp8_weights):
-        costly_changes.append({"kv_dtype": "q8_0" if is_llama_cpp else "fp8"})
+    if memory_use.kv_dtype in WIDE_CACHES and (is_llama_cpp or hardware.runs_fp8_weights):
+        costly_changes.append({"kv_dtype": GGUF_CACHE if is_llama_cpp else "fp8"})
     if run_settings.dtype is None:
         if memory_use.quantized_size is None and memory_use.dtype == "float32":  # as engines load such weights
             has_bfloat16 = not hardware.peak_flops or "bfloat16" in hardware.peak_flops

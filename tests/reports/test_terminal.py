@@ -204,6 +204,21 @@ def test_output_to_a_file(run: Any, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"answer.json", "link.json"}
 
 
+def test_the_ending_of_an_output_file_is_its_format(run: Any, tmp_path: Path) -> None:
+    """A table was written into `answer.json`, which no reader of JSON opens; `--format` comes before the ending."""
+    for ending, words in {
+        "json": ("--format", "json"),
+        "csv": ("--format", "csv"),
+        "md": ("--format", "markdown"),
+        "txt": (),
+    }.items():
+        path = tmp_path / f"answer.{ending}"
+        assert run("params", "gpt2", "-o", str(path)) == (0, "", "")
+        assert path.read_text() == run("params", "gpt2", *words).out
+    assert run("params", "gpt2", "--format", "table", "-o", str(tmp_path / "table.json")).code == 0
+    assert (tmp_path / "table.json").read_text() == run("params", "gpt2").out
+
+
 def test_output_to_a_device_is_written_into_it(run: Any, tmp_path: Path) -> None:
     """As root, `-o /dev/null` once replaced the device by a file."""
     pipe = tmp_path / "pipe"

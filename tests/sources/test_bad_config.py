@@ -152,6 +152,13 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "empty": (b"", ("params",), "not valid JSON: it is empty"),
     "a comma after the last field": ('{"model_type": "llama",}', ("params",), "comma"),
     "a comment": ('// llama\n{"model_type": "llama"}', ("params",), "JSON has no comments"),
+    "a page of HTML": ("<!DOCTYPE html><html>", ("params",), "it is a page of HTML or XML; expected the raw file"),
+    "a pointer": ("version https://git-lfs.github.com/spec/v1\n", ("params",), "which git lfs pull fetches"),
+    "200,000 unknown fields": (  # each was compared with all names, in 40 seconds
+        {**LLAMA, **{f"field{number}": 1 for number in range(200_000)}},
+        ("params",),
+        "config: 200,000 fields are unknown; expected at most 1,000",
+    ),
     "single quotes": ("{'model_type': 'llama'}", ("params",), "double quotes"),
     "a list": ("[]", ("params",), "expected a JSON object"),
     "null": ("null", ("params",), "expected a JSON object"),

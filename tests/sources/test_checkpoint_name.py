@@ -214,8 +214,9 @@ def test_checkpoints_in_16_bits_of_models_in_8_bits(hub_id: str, preset: str) ->
     ],
 )
 def test_a_gguf_file_that_is_not_here_is_answered_with_its_name(file_name: str, advice: str) -> None:
-    with pytest.raises(InputError, match=advice):
-        llmcalc.memory(file_name)
+    for ask in (llmcalc.memory, llmcalc.params):
+        with pytest.raises(InputError, match=advice):
+            ask(file_name)
 
 
 @pytest.mark.parametrize("hub_id", ["nobody/Foo-7B", "unsloth/Qwen3-14B-GGUF", "unsloth/Qwen3-14B@v1"])

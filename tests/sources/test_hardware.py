@@ -278,6 +278,11 @@ def test_names_and_aliases_are_unique():
         ("Intel(R) Arc(TM) B580 Graphics", "arc-b580"),
         ("RTX 4060 8GB", "rtx-4060"),  # with its memory, as in questions
         ("MacBook Pro M3 Max 64 GB", "m3-max-64gb"),
+        ("m2 air 16gb", "m2-16gb"),
+        ("M2 Pro MacBook Pro 16GB", "m2-pro-16gb"),
+        ("T4 GPU", "t4"),
+        ("T4 colab", "t4"),
+        ("Google Colab T4 GPU (16GB)", "t4"),
     ],
 )
 def test_finding_ignores_case_and_punctuation(asked, name):
@@ -296,7 +301,9 @@ def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
         find_hardware("M40")
 
 
-@pytest.mark.parametrize("asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2"])
+@pytest.mark.parametrize(
+    "asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2", "4090 24GB x2"]
+)
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
     with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
         find_hardware(asked)

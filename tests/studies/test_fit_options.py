@@ -178,10 +178,19 @@ def test_a_laptop_has_one_accelerator_and_shorter_requests(run: Any) -> None:
     words = ("fit", "qwen3-8b", "--hardware", "rtx-3060-laptop", "--format", "json")
     changes = [change for change in json.loads(run(*words).out)["changes"] if change["verdict"] != "no"]
     (option,) = (change["option"] for change in changes)
-    assert option.startswith("--quantize q4_k_m --seq ")
+    shorter_under_llama_cpp = run(*words, "--quantize", "q4_k_m").document_with(1)["largest"]["seq"]
+    assert option == f"--quantize q4_k_m --seq {shorter_under_llama_cpp}"
     assert run("fit", "qwen3-8b", "--hardware", "rtx-3060-laptop", *option.split()).code == 0
     stated = run("fit", SMALL, "--devices", "2", "--hardware", "rtx-3060-laptop").out
     assert "2 × GeForce RTX 3060 Laptop GPU" in " ".join(stated.split())
+
+
+def test_a_gguf_files_weights_are_advised_with_the_cache_of_llama_cpp(run: Any) -> None:
+    """The cache was advised in fp8, which llama.cpp lacks (`--cache-type-k`: f32, f16, bf16, q8_0, q4_0 …)."""
+    words = ("fit", "qwen3-14b", "--hardware", "rtx-3060", "--format", "json")
+    change = run(*words).document_with(1)["changes"][0]
+    assert change["option"] == "--kv-dtype q8_0 --quantize q4_k_m"
+    assert run(*words, *change["option"].split()).document["device_bytes"] == change["device_bytes"]
 
 
 def test_a_layout_that_no_rank_counts_is_named_with_the_reason(run: Any) -> None:

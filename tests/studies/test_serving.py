@@ -393,6 +393,7 @@ def test_a_time_per_token_of_many_seconds_needs_its_unit(run: Any) -> None:
     limits = {text: serve(run, *load, "--tpot", text)["limits"]["tpot"] for text in ("30ms", "0.03", "30s", "4")}
     assert limits == {"30ms": 0.03, "0.03": 0.03, "30s": 30.0, "4": 4.0}
     assert serve(run, *load, "--ttft", "30")["limits"]["ttft"] == 30.0
+    assert "--ttft 500: has no unit; expected 500ms, or 500s" in run("serve", *load, "--ttft", "500").error
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,40 @@ OTHER_WORDS = {
 }
 """Other words for an engine → the word of `--engine`."""
 
-MLX_NAMES = ("mlx", "mlx-lm", "mlx_lm")
+NOT_MODELLED = {
+    **dict.fromkeys(
+        ("mlx", "mlx-lm", "mlx_lm"),
+        "MLX's server is not modelled; without --engine, --quantize mlx-4bit has the weights, the cache and one pass, "
+        "which llmcalc time times",
+    ),
+    **{
+        name: f"{title} is not modelled; without --engine, memory has the weights, the cache and one pass; expected no "
+        "--engine, or one of vllm, sglang and tensorrt-llm for another server's budget"
+        for name, title in {
+            "tgi": "text-generation-inference",
+            "text-generation-inference": "text-generation-inference",
+            "lmdeploy": "LMDeploy",
+            "turbomind": "LMDeploy",
+            "lightllm": "LightLLM",
+        }.items()
+    },
+    **dict.fromkeys(
+        ("exllama", "exllamav2", "exllamav3", "tabbyapi"),
+        "ExLlama and its formats, EXL2 and EXL3, are not modelled; without --engine, a scheme with about as many bits, "
+        "such as --quantize q4_k_m, has the weights, the cache and one pass",
+    ),
+    **dict.fromkeys(
+        ("ktransformers", "kt-kernel"),
+        "ktransformers is not modelled; expected llama.cpp, whose --n-cpu-moe N leaves the experts of N layers on the "
+        "host, or no --engine for all weights on the accelerator",
+    ),
+    **dict.fromkeys(
+        ("transformers", "hf", "torch", "pytorch"),
+        "memory without --engine has the classes of transformers and PyTorch; expected no --engine",
+    ),
+    **dict.fromkeys(("aphrodite", "aphrodite-engine"), "Aphrodite has vLLM's engine; expected vllm with its flags"),
+}
+"""Words for programs that run models by other rules → what an error says of them."""
 
 USUAL_ENGINE = "vllm"
 """The engine of an inference run that names none, which most servers run; its software stack has the same name."""
@@ -53,11 +86,8 @@ def engine(engine_name: str) -> Engine:
             raise InputError(
                 f"--engine: {ON_LLAMA_CPP[engine_name]} runs llama.cpp; expected llama.cpp with its flags (-c, -ngl, …)"
             )
-        if engine_name in MLX_NAMES:
-            raise InputError(
-                "--engine: MLX's server is not modelled; without --engine, --quantize mlx-4bit has the weights, the "
-                "cache and one pass, which llmcalc time times"
-            )
+        if engine_name in NOT_MODELLED:
+            raise InputError(f"--engine: {NOT_MODELLED[engine_name]}")
         raise InputError(
             f"--engine: '{engine_name}' is not known; expected one of "
             f"{', '.join(engine_names)}.{suggest(OTHER_WORDS.get(engine_name, engine_name), engine_names)}"

@@ -66,6 +66,10 @@ def is_number(field_value: Any) -> TypeGuard[int | float]:
     return is_json_integer(field_value) or isinstance(field_value, float)
 
 
+MOST_UNKNOWN_FIELDS = 1_000
+"""Unknown fields of one table of a config, at most. Each is compared with all known names, which takes time."""
+
+
 @dataclass
 class Config:
     """A `config.json` with typed getters for its fields.
@@ -292,6 +296,12 @@ class Config:
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
         layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
+        unknown_fields = [name for name in self.data if name not in known_fields and not name.startswith("_")]
+        if len(unknown_fields) > MOST_UNKNOWN_FIELDS:
+            raise InputError(
+                f"{self.location or 'config: '}{len(unknown_fields):,} fields are unknown; expected at most "
+                f"{MOST_UNKNOWN_FIELDS:,}"
+            )
         parent_config.unknown += [
             UnknownField(
                 f"{self.location}{field_name}",
@@ -300,8 +310,8 @@ class Config:
                 self._restates_another_field(field_name, field_value),
                 layer_count if is_json_integer(layer_count) else 0,
             )
-            for field_name, field_value in sorted(self.data.items())
-            if field_name not in known_fields and not field_name.startswith("_")
+            for field_name in sorted(unknown_fields)
+            for field_value in [self.data[field_name]]
         ]
         if parent_config is not self:
             parent_config.from_defaults |= self.from_defaults

@@ -175,3 +175,12 @@ def test_a_token_has_the_weights_of_a_tag_without_a_format() -> None:
     assert in_16_bits["seconds"] == time_of("llama3.1-8b", dtype="bf16")["seconds"]
     assert any(note.startswith("weights in q4_k_m, as most tags") for note in usual["notes"])
     assert not any("q4_k_m" in note for note in time_of("gpt-oss-20b")["notes"])
+
+
+def test_time_without_a_length_decodes_in_the_default_context(run: Any) -> None:
+    """`memory` and `fit` counted 4,096 tokens of a GPU below 24 GiB (Ollama's server/routes.go), `time` 32,768."""
+    words = ("qwen3-8b", "--engine", "ollama", "--hardware", "rtx-3060", "--format", "json")
+    document = run("time", *words).document
+    assert document["workload"]["context"] == run("memory", *words).document["max_model_len"] - 1 == 4095
+    assert document["seconds"] == run("time", *words, "--seq", "4095").document["seconds"]
+    assert any("context of 4,096 tokens" in note for note in document["notes"])
