@@ -108,8 +108,8 @@ class Device:
     def evidence_class(self, time_stack: TimeStack) -> Literal["profiled", "tested"] | None:
         """Returns the device's part of the class of estimates under a software stack.
 
-        profiled: kernel tables of its generation are behind the figures. tested: only measured runs under this software
-        are known. None: neither, or the software runs on other makers' accelerators alone.
+        `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
+        software are known; None if neither, or if the software runs on other makers' accelerators alone.
         """
         if self.vendor and time_stack.runs_on and self.vendor not in time_stack.runs_on:
             return None

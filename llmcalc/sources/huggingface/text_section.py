@@ -79,7 +79,7 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
             continue
         for name, size in section_value.items():
-            size_name = USUAL_SIZES.get(name, name)
+            size_name = USUAL_SIZES.get(name, str(name))
             is_compared = name in WIDTHS or (is_text_section and type(size) is int)
             compared_sizes = default_text_sizes if is_text_section else default_sizes
             if is_compared and size not in compared_sizes.get(size_name, [size]):
