@@ -40,7 +40,10 @@ class Norm(Component):
     scales_x: whether an RMSNorm multiplies x in its own format by 1/rms, and only the squares are in float32 (T5); by
         default it multiplies the float32 copy of x. The backward pass then keeps x beside that copy.
     gate_rank: the rank r of a gate: the normalized vector n [width] is multiplied by σ(up(silu(down(n)))), with down
-        [r, width] and up [width, r] (GigaChat 3.5); no gate by default.
+        [r, width] and up [width, r] (GigaChat 3.5); no gate by default. Both projections are in the format of x, and
+        only σ and the product with n are in float32; vLLM's code, the one that is published, casts n and the weights of
+        both to float32 first (vllm/model_executor/models/gigachat3_5.py, GigaChat35ZeroCenteredGatedNorm), which
+        changes no parameters, FLOPs or cache.
     """
 
     witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)

@@ -26,17 +26,28 @@ def longest_sequence(spec: ModelSpec) -> int | None:
     return spec.max_position_embeddings if learned_rows is None else learned_rows
 
 
-def usual_sequence(spec: ModelSpec) -> int:
-    """Returns the default tokens per sequence of a pass: `USUAL`, or the learned positions if fewer."""
-    return min(USUAL, learned_positions(spec) or USUAL)
+def usual_sequence(spec: ModelSpec, added_tokens: int = 0) -> int:
+    """Returns the default tokens of text per sequence of a pass: `USUAL`, or the learned positions if fewer.
+
+    added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
+    """
+    return min(USUAL, _positions_for_text(spec, added_tokens) or USUAL)
 
 
-def usual_context(spec: ModelSpec, is_decoding: bool = False) -> int:
-    """Returns the default tokens per sequence of a cache: the model's context length, at most `MOST_CONTEXT`.
+def usual_context(spec: ModelSpec, is_decoding: bool = False, added_tokens: int = 0) -> int:
+    """Returns the default tokens of text per sequence of a cache: the context length, at most `MOST_CONTEXT`.
 
     is_decoding: whether another token follows, which the context has to hold too.
+    added_tokens: tokens of images and audio beside them, for which learned positions leave room; default none.
     """
-    return min((longest_sequence(spec) or USUAL) - is_decoding, MOST_CONTEXT)
+    longest_text = _positions_for_text(spec, added_tokens + is_decoding)
+    return min((longest_sequence(spec) or USUAL) - is_decoding if longest_text is None else longest_text, MOST_CONTEXT)
+
+
+def _positions_for_text(spec: ModelSpec, other_tokens: int) -> int | None:
+    """Returns the learned positions beside those of other tokens, at least one; None if no stack has a table."""
+    learned_rows = learned_positions(spec)
+    return None if learned_rows is None else max(1, learned_rows - other_tokens)
 
 
 def check_source_tokens(spec: ModelSpec, source_tokens: int | None) -> None:

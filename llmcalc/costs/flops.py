@@ -164,6 +164,7 @@ def run_config_of(
     attention: AttentionImplementation = "eager",
     recompute: str = "none",
     mla: LatentForm = "auto",
+    added_tokens: int = 0,
 ) -> RunConfig:
     """Returns a model's run config with these settings, and defaults for the others.
 
@@ -171,6 +172,7 @@ def run_config_of(
         context if context is not given.
     source: tokens that the encoder of an encoder-decoder reads; in decoding the default is context.
     recompute: modules that are recomputed in the backward pass, see `recompute_of`; default none.
+    added_tokens: tokens of images and audio that are added to them, for which a default seq leaves room; default none.
     Raises `InputError` for settings that contradict each other or the model.
     """
     check_source_tokens(spec, source)
@@ -180,7 +182,7 @@ def run_config_of(
                 f"--seq: decoding adds one token to each sequence, not {seq}; expected --context alone, or --seq "
                 "alone as the context"
             )
-        tokens = usual_sequence(spec) if seq is None else seq
+        tokens = usual_sequence(spec, added_tokens) if seq is None else seq
         context = tokens if context is None else context
         seq, source = 1, context if source is None else source
     if phase != "training" and recompute != "none":
@@ -191,7 +193,7 @@ def run_config_of(
         )
     if mla != "auto" and not spec.tree().has_form("absorbed"):
         raise InputError(f"--mla {mla}: the model has no multi-head latent attention; expected auto")
-    seq = usual_sequence(spec) if seq is None else seq
+    seq = usual_sequence(spec, added_tokens) if seq is None else seq
     workload = Workload(batch=batch, seq=seq, context=context or 0, source=source, phase=phase)
     return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 

@@ -277,11 +277,13 @@ def _inference_memory(
                 raise IndivisibleMatrix(message, error.reason) from None
         stored_bytes = quantized_sizes[size_key]
     batch = 1 if run_settings.batch is None else run_settings.batch
-    seq = usual_context(spec, run_settings.phase == "decode") if run_settings.seq is None else run_settings.seq
     if run_settings.inputs.is_given and isinstance(spec, RankModel):
         raise InputError(f"{run_settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
     model_inputs = encoded_inputs(spec, run_settings.inputs, batch) if run_settings.inputs.is_given else None
-    seq += 0 if model_inputs is None else model_inputs.added_tokens
+    added_tokens = 0 if model_inputs is None else model_inputs.added_tokens
+    is_decoding = run_settings.phase == "decode"
+    seq = usual_context(spec, is_decoding, added_tokens) if run_settings.seq is None else run_settings.seq
+    seq += added_tokens
     workload = Workload(batch, seq, source=run_settings.source, phase="prefill")
     if spec.one_pass_model_name:
         return MemoryUse(

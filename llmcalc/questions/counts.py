@@ -200,7 +200,9 @@ class FlopsQuestion:
     def _is_measured(self) -> bool:
         return self.measured is not None and self.measured.is_given
 
-    def _run_config(self, preset: Preset, attention: AttentionImplementation, recompute: str) -> RunConfig:
+    def _run_config(
+        self, preset: Preset, attention: AttentionImplementation, recompute: str, added_tokens: int = 0
+    ) -> RunConfig:
         from ..costs.flops import run_config_of
 
         phase = self.phase or ("training" if self._is_measured else "forward")
@@ -215,6 +217,7 @@ class FlopsQuestion:
             attention,
             recompute,
             self.mla,
+            added_tokens,
         )
 
     def answer(self, preset: Preset) -> Flops:
@@ -222,12 +225,13 @@ class FlopsQuestion:
         from ..costs.flops import flops
         from ..reports.flops import Flops
 
-        run_config = self._run_config(preset, self.attn_implementation, self.recompute)
         inputs = _encoded_inputs(preset, self.inputs, self.batch)
-        if inputs is not None:
+        added_tokens = 0 if inputs is None else inputs.added_tokens
+        run_config = self._run_config(preset, self.attn_implementation, self.recompute, added_tokens)
+        if added_tokens:
             lengthened_field = "context" if run_config.phase == "decode" else "seq"
             run_config = run_config.with_workload(
-                **{lengthened_field: getattr(run_config.workload, lengthened_field) + inputs.added_tokens}
+                **{lengthened_field: getattr(run_config.workload, lengthened_field) + added_tokens}
             )
         rank_share = _share_of_rank(
             self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
@@ -281,7 +285,8 @@ class CacheQuestion:
 
         inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
         if inputs is not None:
-            seq = (usual_context(preset.model) if seq is None else seq) + inputs.added_tokens
+            text_tokens = usual_context(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
+            seq = text_tokens + inputs.added_tokens
 
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)

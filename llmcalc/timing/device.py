@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from ..accelerator import Hardware
 from ..algebra import Number, ceil_div, choose, floor_div, log2, maximum, minimum
 from ..frozen import frozen
-from .timing_constants import AcceleratorGeneration, accelerator_generations
+from .timing_constants import AcceleratorGeneration, TimeStack, accelerator_generations
 
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
@@ -82,6 +82,7 @@ class Device:
     domain_devices: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
     link_protocols: protocols of a link over which NCCL sends everything; () (default) of links with one latency.
+    vendor: maker of the accelerator; empty (default) if unknown.
     is_mesh: whether each link joins two devices of the domain; by default false.
     gains_of_16_bit_sums: format of products → rate with sums in 16 bits over that with sums in float32, where it is
         higher; default {}.
@@ -102,10 +103,19 @@ class Device:
     compute_units: int = 0
     link_protocols: tuple[LinkProtocol, ...] = ()
     is_mesh: bool = False
+    vendor: str = ""
 
-    def is_tested_under(self, stack_name: str) -> bool:
-        """Whether measured rows tested any efficiency of the accelerator's generation, under this software stack."""
-        return self.generation.is_tested and stack_name not in self.generation.untested_stacks
+    def evidence_class(self, time_stack: TimeStack) -> Literal["profiled", "tested"] | None:
+        """Returns the device's part of the class of estimates under a software stack.
+
+        `profiled` if kernel tables of its generation are behind the figures, `tested` if only measured runs under this
+        software are known; None if neither, or if the software runs on other makers' accelerators alone.
+        """
+        if self.vendor and time_stack.runs_on and self.vendor not in time_stack.runs_on:
+            return None
+        if self.evidence != "datasheet":
+            return "profiled"
+        return "tested" if time_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
         """Returns the number format of matrix products in `dtype`; bf16 if tensor cores lack `dtype`."""
@@ -358,6 +368,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         compute_units=hardware.compute_units.count if hardware.compute_units is not None else 0,
         link_protocols=pcie_protocols if is_pcie else (),
         is_mesh=link is not None and link.is_mesh,
+        vendor=hardware.vendor,
     )
 
 

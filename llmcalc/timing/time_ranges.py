@@ -185,9 +185,7 @@ def expected_range(
     """
     if phase != "training" and spec.encoder is not None and spec.decoder is not None:
         untested_reason = untested_reason or "an encoder beside the decoder"
-    device_class = (
-        "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested_under(time_stack.name) else None
-    )
+    device_class = device.evidence_class(time_stack)
     has_experts, is_loaded = bool(routed_experts(spec)), burst_seconds is not None
     tested_class = next(
         (

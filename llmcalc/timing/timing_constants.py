@@ -72,16 +72,11 @@ class AcceleratorGeneration(Record):
     kernel_start: float
     launch_gap: float
     host_launch: float = Field(gt=0)
-    untested_stacks: tuple[str, ...] = ()
+    tested_stacks: tuple[str, ...] = ()
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)
-
-    @property
-    def is_tested(self) -> bool:
-        """Whether any figure of the accelerators was tested on measured runs."""
-        return any(figure_source.rows for figure_source in self.sources)
 
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
@@ -150,6 +145,7 @@ class TimeStack(Record):
     combines: bool = False
     server: bool = False
     vendors: tuple[str, ...] = ()
+    runs_on: tuple[str, ...] = ()
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False

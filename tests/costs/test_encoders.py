@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import llmcalc
+from llmcalc.costs.context_length import learned_positions, too_long_note
 from llmcalc.costs.encoders import EncodedInputs, encoded_inputs
 from llmcalc.costs.flops import forward_flops_of
 from llmcalc.errors import InputError
@@ -29,6 +31,21 @@ def test_images_are_tokens_of_each_sequence_and_a_batch_of_all() -> None:
     assert several.added_tokens == 3 * 88
     assert several.total(forward_flops_of) == 6 * encoding.total(forward_flops_of)
     assert several.names == {"visual", "visual_merger"}
+
+
+def test_text_of_a_default_length_leaves_room_in_learned_positions() -> None:
+    """BLIP-2's OPT has a table for 2,048 tokens; the 32 of an image came on top, which it could not run."""
+    config = wrapped("blip-2", WRAPPERS["blip-2"][2][0])
+    positions = learned_positions(spec_of(config))
+    assert positions is not None
+    for phase, tokens in (("inference", positions), ("decode", positions - 1)):
+        answer = llmcalc.memory(config, phase=phase, with_towers=True, image="24x24")
+        assert answer.memory.states.workload.seq == tokens
+        assert not too_long_note(spec_of(config), answer.memory.states.workload.seq)
+    assert llmcalc.kv(config, image="24x24").bytes == llmcalc.kv(config, seq=positions - 5, image="24x24").bytes
+    assert llmcalc.flops(config, image="24x24").total == llmcalc.flops(config, seq=positions - 5, image="24x24").total
+    longer = llmcalc.kv(config, seq=positions, image="24x24").bytes
+    assert longer > llmcalc.kv(config, image="24x24").bytes
 
 
 def test_audio_is_tokens_of_each_sequence_and_a_batch_of_all() -> None:

@@ -297,10 +297,24 @@ def test_mlcs_config_is_that_of_its_model() -> None:
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ["model.q_proj", "down_proj"], "use_dora": True}
             | {"modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 4}},
-            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora .its rank_pattern",
+            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora; .* its rank_pattern$",
         ),
         ({"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}, "--lora-rank 8 --lora-targets all-linear$"),
-        ({"peft_type": "LORA", "r": 8, "target_modules": ".*(q|k)_proj$"}, "--lora-rank 8$"),
+        (
+            {"peft_type": "LORA", "r": 8, "target_modules": ".*(q|k)_proj$"},
+            r"with --lora-rank 8; --lora-targets .*do not state its '\.\*\(q\|k\)_proj\$' of target_modules$",
+        ),
+        (
+            {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "o|v"], "layers_to_transform": [0, 1]}
+            | {"exclude_modules": ["lm_head"], "modules_to_save": ["classifier"]},
+            "--lora-targets q_proj; .* its exclude_modules, layers_to_transform, 'o.v' of target_modules, "
+            "'classifier' of modules_to_save$",
+        ),
+        (
+            {"peft_type": "LORA", "r": 8, "target_modules": ["model.layers.3.self_attn.q_proj"]},
+            "--lora-targets q_proj; .* its 'model.layers.3.self_attn.q_proj' of target_modules$",
+        ),
+        ({"peft_type": None, "r": 8}, "peft_type: null in an adapter's config; expected the kind of adapter"),
         ({"peft_type": "VERA", "r": 256}, "of PEFT's adapters llmcalc memory counts the training of LoRA alone"),
         (
             {"emb_size": 768, "feedforward_size": 3072, "hidden_size": 768, "heads_num": 12, "layers_num": 12},

@@ -221,6 +221,14 @@ def test_sizes_in_a_section_that_nothing_reads_are_refused() -> None:
         llmcalc.load({"model_type": "llama", "text_config": text})
     with pytest.raises(InputError, match="text_config: a section with a width, a list, which"):
         llmcalc.load({"model_type": "llama", "text_config": {"hidden_size": [1]}})
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        deeper = {"hidden_size": 4096, name: 40}  # one size at the top, and the others in the section
+        with pytest.raises(InputError, match=f"text_config: a section with {name} = 40, which the class of 'llama'"):
+            llmcalc.load({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "text_config": deeper})
+    at_the_top = {"model_type": "llama", **QWEN, "num_hidden_layers": 2}
+    assert (
+        llmcalc.load({**at_the_top, "text_config": {**QWEN, "num_hidden_layers": 40}}).model.main.num_hidden_layers == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -370,6 +378,8 @@ def test_iquest_q1_has_a_key_of_each_key_value_head_as_sink() -> None:
     assert answer.total == layers + h + 2 * v * h + h == 320_318_615_552
     cached = llmcalc.kv({"model_type": "iquest_q1"}, seq=8192)
     assert cached.bytes == 2 * 2 * 8 * 128 * (25 * 8192 + 63 * 4096)
+    null = ("mlp_only_layers", "rotary_dim", "first_layers_types", "hybrid_layers_types_block", "last_layers_types")
+    assert llmcalc.params({"model_type": "iquest_q1", **dict.fromkeys(null)}).total == answer.total
     with pytest.raises(InputError, match="num_hidden_layers: 87; expected the 88 layers that its lists describe"):
         llmcalc.params({"model_type": "iquest_q1", "num_hidden_layers": 87})
     with pytest.raises(InputError, match="last_layers_types: a list; expected full_attention or sliding_attention"):

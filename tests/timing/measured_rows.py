@@ -102,6 +102,9 @@ STACKS = {
 }
 """Software of the rows → stack of `presets/timing`; others have its name. Servers without one have the default."""
 
+STAND_INS = {"lmdeploy", "optimum-habana"}
+"""Software of rows that have the stack of another one, and test no estimate of that one."""
+
 ONE_CONNECTION = {"halo", "trl", "qwen-2023-zero3"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image and Qwen's script set it): all kernels and messages
 of FSDP are in one queue, so none hides another; Megatron-LM refuses to run FSDP with it.

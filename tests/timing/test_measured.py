@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from statistics import mean
 from typing import Any, ClassVar
 
 import pytest
 
 from llmcalc import units
+from llmcalc.frameworks.engines.registry import FOLDERS, engine
 from llmcalc.reports.serve import AT_RISK_IF_SPREAD, AT_RISK_IN_BURST
+from llmcalc.timing.device import accelerator_generation
+from llmcalc.timing.timing_constants import accelerator_generations
 from tests import certainty
 from tests.builders import with_other_causes
 
@@ -69,6 +73,30 @@ def test_errors_of_a_sample_are_as_large_as_those_of_all_rows() -> None:
             assert summary.median < SLACK * worst_median, kind
             assert summary.covered > least_covered - 0.15, kind
             assert summary.median < summary.naive, kind
+
+
+def versions_of_software(stack_name: str) -> set[str]:
+    """The stacks of all versions of a stack's software."""
+    of_engines = [{name for _, name in engine(engine_name).stacks} for engine_name in FOLDERS]
+    all_software = [*of_engines, {"llamacpp", "llamacpp-2024"}]
+    return set().union(*(names for names in all_software if stack_name in names)) | {stack_name}
+
+
+def test_tested_stacks_of_a_generation_are_those_of_its_measured_rows() -> None:
+    """Of generations without kernel tables; `default` is none, and is tested under no stack."""
+    stacks_of_rows: dict[str, set[str]] = {}
+    for row in chain.from_iterable(measured_rows.read_sets().values()):
+        if row["stack"] not in measured_rows.STAND_INS:
+            generation = accelerator_generation(row.hardware)
+            stacks_of_rows.setdefault(generation.name, set()).update(versions_of_software(row.stack.name))
+    generations = accelerator_generations()
+    assert not generations["default"].tested_stacks
+    for name, generation in generations.items():
+        if name != "default" and not generation.profiled:
+            inherited = generations[generation.like].tested_stacks
+            assert set(generation.tested_stacks) == stacks_of_rows.get(name, set(inherited)), name
+    assert stacks_of_rows["cdna4"] >= {"vllm", "sglang", "atom", "vllm-atom", "megatron"}
+    assert generations["cdna3-1000w"].tested_stacks == generations["cdna3"].tested_stacks
 
 
 @pytest.mark.exhaustive

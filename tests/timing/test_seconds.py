@@ -34,7 +34,7 @@ from tests.samples import in_one_test
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
 
-IDENTITY_FIELDS = {"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources", "untested_stacks"}
+IDENTITY_FIELDS = {"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources", "tested_stacks"}
 
 
 def llama() -> ModelSpec:
@@ -399,6 +399,32 @@ def test_every_figure_of_a_generation_has_a_source() -> None:
         sourced = [field for source in generation.sources for field in source.fields]
         assert set(sourced) == figures if name == "default" else set(sourced) <= figures
         assert len(sourced) == len(set(sourced))
+
+
+UNTESTED_STACKS = {
+    "gaudi3": ("vllm", "sglang", "llamacpp", "tensorrt-llm"),
+    "ryzen-ai-max-395": ("tensorrt-llm", "vllm"),
+    "mi355x": ("tensorrt-llm", "llamacpp", "torch"),
+    "radeon-ai-pro-r9700": ("sglang", "tensorrt-llm"),
+    "jetson-agx-thor": ("sglang", "llamacpp", "tensorrt-llm"),
+    "rtx-3090": ("sglang", "tensorrt-llm", "megatron"),
+    "h100": ("atom", "vllm-atom", "vllm-npu", "mlx"),
+}
+"""Accelerator → stacks without a measured run on it, or whose software does not run on its maker's accelerators."""
+
+
+def test_stacks_without_measured_rows_on_an_accelerator_are_untested() -> None:
+    tested = {
+        "ryzen-ai-max-395": "llamacpp", "mi355x": "atom", "radeon-ai-pro-r9700": "vllm", "jetson-agx-thor": "vllm",
+        "rtx-3090": "llamacpp", "h100": "tensorrt-llm",
+    }  # fmt: skip
+    for name, stacks in UNTESTED_STACKS.items():
+        device = device_of(find_hardware(name))
+        for stack in map(find_stack, stacks):
+            for phase in ("training",) if stack.phase == "training" else ("decode", "prefill"):
+                assert expected_range(1.0, phase, device, stack, llama()).tested_class is None, (name, stack.name)
+        if name in tested:
+            assert expected_range(1.0, "decode", device, find_stack(tested[name]), llama()).tested_class is not None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakSet
 
-from ...components.evidence import evidence_of_parts
+from ...components.evidence import evidence_of_parts, nested_parts
+from ...components.norm import Norm
 from ...errors import InputError
 from ...evidence import LLAMA_PARTS, UNTESTED, FrameworkEvidence, Witness, parts_of_kinds, source_code_witness
 from ...flow.record import Flow
@@ -72,6 +73,11 @@ def check_components(spec: ModelSpec) -> None:
                 f"--framework megatron: Megatron-LM has no {model_component.kind} "
                 f"'{model_component.name}'{supported_text}; expected a model without it, or --framework torch or fsdp2"
             )
+    if any(isinstance(part, Norm) and part.gate_rank is not None for part in nested_parts(spec, frozenset({MTP.name}))):
+        raise InputError(
+            "norms with a gate (gate_rank) are not modelled with --framework megatron; expected --framework fsdp2 or "
+            "torch"
+        )
     _checked_programs.add(spec.shared_program)
 
 

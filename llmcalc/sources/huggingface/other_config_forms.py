@@ -103,24 +103,44 @@ MODULE = re.compile(r"[A-Za-z_][\w.-]{0,99}")
 """A module's name, and no regular expression."""
 
 
+SAVED_MODULES = ("embed_tokens", "lm_head")
+"""Modules outside the layers that `--modules-to-save` takes of any model."""
+
+OTHER_ADAPTER_FIELDS = (
+    "exclude_modules",
+    "layer_replication",
+    "layers_to_transform",
+    "rank_pattern",
+    "target_parameters",
+)
+"""Fields of a LoRA adapter's config that change its size and that no option states."""
+
+
 def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
-    """Returns the options of `llmcalc memory` that count the training of an adapter of PEFT."""
-    rank, rank_pattern = adapter_config.get("r"), adapter_config.get("rank_pattern")
+    """Returns the options of `llmcalc memory` that count an adapter's training, and what they leave out."""
+    rank = adapter_config.get("r")
     if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank):
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options_text = f"--lora-rank {rank}"
+    options, unstated = f"--lora-rank {rank}", [field for field in OTHER_ADAPTER_FIELDS if adapter_config.get(field)]
     for field, option in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
-        module_names = adapter_config.get(field)
-        module_names = [module_names] if module_names == ALL_LINEAR else module_names
-        if (
-            isinstance(module_names, list)
-            and module_names
-            and all(isinstance(name, str) and MODULE.fullmatch(name) for name in module_names)
-        ):
-            options_text += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in module_names}))}"
-    options_text += " --use-dora" if adapter_config.get("use_dora") is True else ""
-    remark = " (its rank_pattern has other ranks for some layers)" if rank_pattern else ""
-    return f"llmcalc memory counts its training with {options_text}{remark}"
+        field_value = adapter_config.get(field) or []
+        names = field_value if isinstance(field_value, list) else [field_value]
+        option_names = [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)]
+        if field == "target_modules" and isinstance(field_value, str) and field_value != ALL_LINEAR:
+            option_names = []  # an expression, though it is one word
+        if field == "modules_to_save":
+            option_names = [name for name in option_names if name.rpartition(".")[2] in SAVED_MODULES]
+        if option_names:
+            options += f" {option} {','.join(sorted({name.rpartition('.')[2] for name in option_names}))}"
+        other_names = [name for name in names if name not in option_names]
+        other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
+        if other_names:
+            unstated.append(f"{shown(other_names[0])} of {field}")
+    options += " --use-dora" if adapter_config.get("use_dora") is True else ""
+    remark = (
+        f"; --lora-targets and --modules-to-save name modules of all layers, and do not state its {', '.join(unstated)}"
+    )
+    return f"llmcalc memory counts its training with {options}{remark if unstated else ''}"
 
 
 def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -144,6 +164,11 @@ def config_of_other_form(model_args: Mapping[str, Any]) -> tuple[Mapping[str, An
     if "peft_type" in argument_names and "model_type" not in argument_names:
         base_model = model_args.get("base_model_name_or_path")
         base_name = shown(base_model) if base_model else "which it does not name"
+        if model_args["peft_type"] is None:
+            raise InputError(
+                "peft_type: null in an adapter's config; expected the kind of adapter, such as 'LORA', or its base "
+                f"model, {base_name}"
+            )
         raise InputError(
             f"peft_type: {shown(model_args['peft_type'])} is an adapter, without the sizes of a model; expected its "
             f"base model, {base_name}; {_adapter_advice(model_args)}"

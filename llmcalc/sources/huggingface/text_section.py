@@ -15,8 +15,12 @@ own forms.
 """
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
-SIZES = (*WIDTHS, "num_hidden_layers", "n_layer", "num_layers")
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+SIZES = (*WIDTHS, *DEPTHS)
 """Fields of a text model, of which one is at the top of a config without a section for it."""
+
+USUAL_SIZES = {**dict.fromkeys(WIDTHS, "hidden_size"), **dict.fromkeys(DEPTHS, "num_hidden_layers")}
+"""A size's name in published configs → its usual one."""
 
 
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
@@ -59,23 +63,27 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
     """Raises `InputError` if the class would ignore the sizes in a config's section and use its default sizes.
 
     Sections that repeat the defaults are those of other code (Cohere Transcribe in NeMo's form). Of a text model's
-    section each size is compared, of others the width.
+    section each size is compared that the class takes from its defaults; of others the width, where the class has both
+    width and depth from them.
     """
     default_sizes: dict[str, list[int]] = {}
+    default_text_sizes: dict[str, list[int]] = {}
     for path, default_size in config_description.from_defaults.items():
-        default_sizes.setdefault(path.rpartition(".")[2], []).append(default_size)
-    if not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
-        return
+        *section_names, size_name = path.split(".")
+        default_sizes.setdefault(size_name, []).append(default_size)
+        if not section_names or section_names[-1] in OTHER_TEXT_SECTIONS:
+            default_text_sizes.setdefault(size_name, []).append(default_size)
     for field in config_description.unknown:
         section_value = field.value if isinstance(field.value, dict) else {}
-        stated_sizes = [("hidden_size", section_value[width]) for width in WIDTHS if width in section_value][:1]
-        if field.path in OTHER_TEXT_SECTIONS:
-            stated_sizes += [
-                (name, size) for name, size in section_value.items() if name in default_sizes and type(size) is int
-            ]
-        for size_name, size in stated_sizes:
-            if size not in default_sizes[size_name]:
-                size_text = f"a width, {shown(size)}" if size_name == "hidden_size" else f"{size_name} = {shown(size)}"
+        is_text_section = field.path in OTHER_TEXT_SECTIONS
+        if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
+            continue
+        for name, size in section_value.items():
+            size_name = USUAL_SIZES.get(name, str(name))
+            is_compared = name in WIDTHS or (is_text_section and type(size) is int)
+            compared_sizes = default_text_sizes if is_text_section else default_sizes
+            if is_compared and size not in compared_sizes.get(size_name, [size]):
+                size_text = f"a width, {shown(size)}" if name in WIDTHS else f"{name} = {shown(size)}"
                 raise InputError(
                     f"{field.path}: a section with {size_text}, which the class of '{config_description.model_type}' "
                     "does not read; expected the sizes where that class has them"

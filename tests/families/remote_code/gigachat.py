@@ -35,7 +35,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "q_lora_rank": None,
             "first_k_dense_replace": 0,
             "norm_type": "LlamaRMSNorm",
-            "layernorm_type": "pre",
+            "layernorm_type": None,
             "gated_attention": False,
         },
         {

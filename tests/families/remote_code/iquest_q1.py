@@ -32,5 +32,13 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "enable_sink_attention": False,
             "tie_word_embeddings": True,
         },
+        {
+            **IQUEST,
+            "num_hidden_layers": 8,
+            **dict.fromkeys(
+                ("first_layers_types", "hybrid_layers_types_block", "last_layers_types", "mlp_only_layers")
+            ),
+            "rotary_dim": None,
+        },
     ]
 }

@@ -26,6 +26,7 @@ from llmcalc.frameworks.megatron.named_arguments import NamedModelArguments
 from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.rank_run import FLAGS, RankRun
+from llmcalc.frameworks.megatron.run import check
 from llmcalc.frameworks.megatron.schedule import InterleavedSchedule, run_step
 from llmcalc.frameworks.megatron.settings import MegatronSettings
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of, optimizer_bytes
@@ -35,6 +36,7 @@ from llmcalc.optional import MTP
 from llmcalc.parallel.layout import Layout
 from llmcalc.simulator.meter import Meter
 from tests.comparisons import Thing, compares, under
+from tests.families.remote_code.gigachat import SHAPES
 from tests.simulator.allocator_witness import WitnessAllocator
 
 Row = dict[str, Any]
@@ -401,6 +403,14 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
     one = memory(llmcalc.load(name).model, Settings(phase="training", seq=90))
     with pytest.raises(InputError, match=words):
         rank_memory(one.spec, megatron_settings_of(one, layout), 0)
+
+
+def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
+    config = SHAPES["GigaChat35ForCausalLM"][0] | {"moe_intermediate_size": 16}
+    one = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))
+    with pytest.raises(InputError, match=r"gate \(gate_rank\) are not modelled with --framework megatron; expected"):
+        check(one, "")
+    assert framework_named("fsdp2").estimate(one).per_parameter
 
 
 @pytest.mark.parametrize(

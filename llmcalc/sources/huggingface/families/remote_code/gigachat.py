@@ -29,7 +29,7 @@ GATE_RANK = 16
 """The rank of the gate of every norm, which the class states."""
 
 PLACEMENTS = {"pre": "pre", "post": "output", "pre_post": "sandwich"}
-"""`layernorm_type` → the placement of the norms around attention and network."""
+"""`layernorm_type` → the placement of the norms around attention and network; null is the class's `pre`."""
 
 GATED_HEADS = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_centered")
 """Values of `linear_gating_type` with a norm on each head's output; the other one has a gate alone."""
@@ -48,7 +48,7 @@ def _read_gigachat(config: Config) -> Table:
         "attention": gated_delta_net(config),
         "feed_forward": {"type": "mlp", **glu(config)},
         "norm": norm,
-        "norm_placement": config.choice(PLACEMENTS, "layernorm_type"),
+        "norm_placement": config.choice(PLACEMENTS, "layernorm_type") if config.get("layernorm_type") else "pre",
     }
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID)}}

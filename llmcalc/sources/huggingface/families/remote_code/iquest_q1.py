@@ -16,13 +16,17 @@ from ...parts import FULL_OR_SLIDING, Table, decoder, glu, moe, rmsnorm, stack_o
 PATTERN = ("first_layers_types", "hybrid_layers_types_block", "last_layers_types")
 """Fields with the kinds of the first layers, of a block that repeats, and of the last layers."""
 
+DEFAULT_IF_NULL = (*PATTERN, "mlp_only_layers")
+"""Fields of which null is the class's default."""
+
 NORMALIZED_RESIDUALS = ["self_attn_pre_norm", "mlp_post_norm"]
 """Norms that layers after the first do not have: their first norm is that of the input, from which the sums start."""
 
 
 def _read_iquest_q1(config: Config) -> Table:
-    for field, expected_value in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
-        config.require(field, expected_value)
+    for field, expected in (("attention_bias", False), ("use_over_encoding", False), ("hidden_act", "silu")):
+        config.require(field, expected)
+    config = config.with_fields(**{field: config.defaults[field] for field in DEFAULT_IF_NULL if not config.has(field)})
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     attention: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
@@ -30,7 +34,10 @@ def _read_iquest_q1(config: Config) -> Table:
         "head_dim": config.integer("head_dim"),
         "qk_norm": {"norm": norm},
         "sink_keys": config.flag("enable_sink_attention"),
-        "position": {"type": "rope", "rotary_dim": config.integer("rotary_dim")},
+        "position": {
+            "type": "rope",
+            "rotary_dim": config.integer("head_dim" if config.get("rotary_dim") is None else "rotary_dim"),
+        },
     }
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.integer("dense_intermediate_size"))}
     experts = moe(config.integer("num_experts"), config.integer("num_experts_per_tok"), glu(config))
@@ -72,7 +79,7 @@ def _listed_types(config: Config, field: str) -> list[str]:
 
 
 def _layer_indices(config: Config, field: str) -> set[int]:
-    return set(config.integers(field)) if config.get(field) else set()
+    return set(config.integers(field)) if config.get(field) is not None else set()
 
 
 FAMILIES = {
