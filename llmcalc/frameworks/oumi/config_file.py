@@ -20,8 +20,16 @@ from ..trl.config_file import read_trl
 
 TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
 
-TRAINERS = {"TRL_SFT": {}, "TRL_DPO": {"loss_type": "sigmoid"}, "TRL_KTO": {"loss_type": "kto"}, "HF": {}}
-"""`trainer_type` → the arguments by which TRL's reader knows the trainer."""
+TRAINERS = {
+    "TRL_SFT": {"loss_type": "nll"},
+    "TRL_DPO": {"loss_type": "sigmoid"},
+    "TRL_KTO": {"loss_type": "kto"},
+    "HF": {},
+}
+"""`trainer_type` → the arguments by which TRL's reader knows the trainer.
+
+The loss of SFT has all logits, as in the versions of TRL that Oumi requires (pyproject.toml: `trl>=0.24,<1.5`).
+"""
 
 MODEL_READ = field_names("""
     model_name model_max_length torch_dtype_str attn_implementation enable_liger_kernel freeze_layers model_kwargs
@@ -109,9 +117,9 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model", "no key that is known")
         unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         arguments: dict[str, Any] = {
+            **TRAINERS[trainer],
             **_training_arguments(reader, keys),
             **_model_arguments(reader, keys, trainer),
-            **TRAINERS[trainer],
             **(_adapter_arguments(reader, keys, tables["peft"]) if reader.flag(keys, "training.use_peft") else {}),
         }
         if "load_in_4bit" in arguments or "load_in_8bit" in arguments:

@@ -32,6 +32,7 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
+from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES
 from ..launch.trainer import read_trainer
 from ..registry import WITHOUT_A_NAME
 from .commands import COMMANDS
@@ -158,6 +159,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if "dtype" in changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
+        earlier_values = _values_of_earlier_trainer(named_calls, config)
+        if earlier_values:
+            reader.notes.append("SFTTrainer has arguments of TRL before 0.16, whose loss has all logits")
+        config |= earlier_values
         config |= changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
@@ -197,6 +202,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes=(*launch.notes, *notes),
         published_weights=is_published or launch.published_weights,
     )
+
+
+def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a TRL before 0.16, if `SFTTrainer` has arguments of it, that the file does not state."""
+    sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
+    if not any(argument in sft_arguments for argument in EARLIER_TRAINER_ARGUMENTS):
+        return {}
+    return {name: value for name, value in EARLIER_VALUES.items() if name not in config}
 
 
 def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
