@@ -222,7 +222,6 @@ def sharding_of_rank(
             "adapters over weights in 8 bits",
             "--base nf4 or none",
         ),
-        (adapters is not None and bool(adapters.copied_modules), "--modules-to-save", "none"),
         (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
