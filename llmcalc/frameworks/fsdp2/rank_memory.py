@@ -27,6 +27,7 @@ from ...parallel.layout_request import version_date
 from ...parallel.messages import Message
 from ...parallel.placements import Collective
 from ...parallel.rank_program import rank_program
+from ...simulator.adapters import Adapters
 from ...simulator.event_log import EventRecorder, RecordedEvents
 from ...simulator.layer_loops import LayerStack, layer_stacks
 from ...simulator.layer_pattern import RECORDED_REPEATS
@@ -71,6 +72,11 @@ IN_FOUR_BITS = MemoryTerm(
 )
 """Verification status of a run whose frozen weights are in 4 bits."""
 
+WITH_COPIES = MemoryTerm(
+    "tensors", 0, "source", "peft/utils/other.py, ModulesToSaveWrapper, under fsdp/_fully_shard: both sharded", TORCH
+)
+"""Verification status of a run with trained copies of frozen modules."""
+
 IN_EXPERT_GROUPS = MemoryTerm(
     "tensors", 0, "estimate", "torchtitan's all-to-all of rows and its groups of experts, with even routing", TORCH
 )
@@ -111,12 +117,7 @@ def fsdp_memory(
             evidence_of_parts(spec, training_config.include), training_config.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _weakest_status(
-        layout,
-        fsdp_settings,
-        tensors,
-        training_config.adapters is not None and training_config.adapters.base_storage != "none",
-    )
+    tensors = _weakest_status(layout, fsdp_settings, tensors, training_config.adapters)
     sharded_setup = ShardedSetup(
         spec, training_config, layout, rank, cuda_runtime.workspace_bytes, fsdp_settings, schedule_settings
     )
@@ -304,11 +305,11 @@ def _config_and_settings_on(training_run: RunOnRanks, cuda_runtime: CudaRuntime)
 
 
 def _weakest_status(
-    layout: Layout, fsdp_settings: FsdpSettings, tensors_term: MemoryTerm, has_codes: bool
+    layout: Layout, fsdp_settings: FsdpSettings, tensors_term: MemoryTerm, adapters: Adapters | None
 ) -> MemoryTerm:
     """Returns the weakest verification status of any tensor.
 
-    tensors_term: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
+    tensors_term: status without float8, cp and tp. adapters: what is trained beside frozen weights; None if all is.
     """
     memory_terms = [tensors_term, OFFLOADED] if fsdp_settings.offloads_to_host else [tensors_term]
     if layout.ep > 1:
@@ -319,7 +320,9 @@ def _weakest_status(
         memory_terms.append(IN_RINGS)
     elif layout.tp > 1 and not layout.sequence_parallel:
         memory_terms.append(DIVIDED)
-    if has_codes:
+    if adapters is not None and adapters.copied_modules:
+        memory_terms.append(WITH_COPIES)
+    if adapters is not None and adapters.base_storage != "none":
         memory_terms.append(IN_FOUR_BITS)
     return max(reversed(memory_terms), key=lambda memory_term: STATUSES.index(memory_term.status))
 

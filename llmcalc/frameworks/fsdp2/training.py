@@ -206,7 +206,6 @@ def check_training(training_config: TrainingConfig, fsdp_version: Literal[1, 2] 
             "adapters over weights in 8 bits",
             "--base nf4 or none",
         ),
-        (adapters is not None and bool(adapters.copied_modules), "--modules-to-save", "none"),
         (training_config.autocast, "autocast beside its own mixed precision", "--precision bf16-master or bf16"),
         (training_config.optimizer_in_backward, "the optimizer in the backward pass", "none"),
         (training_config.keeps_gradients, "gradients that are set to zero", "--zero-grad none"),

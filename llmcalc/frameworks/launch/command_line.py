@@ -39,13 +39,17 @@ CONSOLE_PROGRAMS = {
 PACKAGE_FILES = re.compile(r"(?:^|/)(swift/cli/\w+)\.py$")
 """The path of a file of a package that is started as a module too: `swift/cli/sft.py` is `swift.cli.sft`."""
 
-TRL_SCRIPT = re.compile(
-    rf"(?:^|/)(?:trl|examples)/scripts/({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:(?<=reward)_modeling)?\.py$"
-)
-"""The path of a script of TRL's repository that the command `trl` runs too: `trl/scripts/dpo.py` is `trl dpo`.
+TRL_SCRIPT = re.compile(rf"(?:.*[/_])?({'|'.join(CONSOLE_PROGRAMS['trl'])})(?:_(?!trainer)\w+)?\.py")
+"""The path of a script that trains by a method of TRL: `examples/scripts/dpo_vlm.py` is `trl dpo`."""
 
-`examples/scripts/reward_modeling.py` is `trl reward`.
-"""
+TRL_FOLDER = re.compile(r"(?:^|/)(?:trl|examples)/scripts/")
+"""A folder of TRL's repository with scripts that the command `trl` runs too."""
+
+TRL_OPTIONS = ("--model_name_or_path", "--dataset_name")
+"""Options of TRL's scripts (`ModelConfig`, `ScriptArguments`); transformers' examples have `--do_train` beside them."""
+
+PEFT_OPTIONS = ("--use_peft_lora", "--use_4bit_quantization", "--use_8bit_quantization", "--use_nested_quant")
+"""Options of PEFT's examples/sft/train.py, which runs TRL's `SFTTrainer`."""
 
 LLAMA_FACTORY_SCRIPT = re.compile(r"(?:^|/)src/train\.py$")
 """The path of LLaMA-Factory's script, if its words have `--stage`; before version 0.7 it was `src/train_bash.py`."""
@@ -158,9 +162,12 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             return CommandLine(launcher, "torchtitan.train", [*config_words, *command_words[i + 1 :]], *line_and_loops)
         next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
         if command_word.endswith(".py") and not command_word.startswith("-"):
-            package_match, trl_script = PACKAGE_FILES.search(command_word), TRL_SCRIPT.search(command_word)
-            program_name = file_name if package_match is None else package_match[1].replace("/", ".")
-            program_name = program_name if trl_script is None else f"trl {trl_script[1]}"
+            package_match = PACKAGE_FILES.search(command_word)
+            program_name = (
+                _trl_program(command_word, command_words[i + 1 :]) or file_name
+                if package_match is None
+                else package_match[1].replace("/", ".")
+            )
             if LLAMA_FACTORY_SCRIPT.search(command_word) and "--stage" in command_words:
                 program_name = "train_bash.py"
             return CommandLine(
@@ -196,6 +203,16 @@ def command_line(command: ShellCommand) -> CommandLine | None:
             program_name = f"{file_name} {next_word}".strip()
             return CommandLine(command_words[:i], program_name, command_words[i + 2 :], *line_and_loops)
     return None
+
+
+def _trl_program(script_path: str, command_words: Sequence[str]) -> str:
+    """Returns the command `trl …` that has the arguments of a Python file; empty for other files."""
+    options = {word.partition("=")[0] for word in command_words}
+    if options.intersection(PEFT_OPTIONS):
+        return "trl sft"
+    script_match = TRL_SCRIPT.fullmatch(script_path)
+    is_of_trl = options.issuperset(TRL_OPTIONS) and "--do_train" not in options
+    return f"trl {script_match[1]}" if script_match and (TRL_FOLDER.search(script_path) or is_of_trl) else ""
 
 
 def _without_separator(command_words: list[str]) -> list[str]:

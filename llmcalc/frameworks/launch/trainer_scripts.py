@@ -112,7 +112,7 @@ def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
         "dtype": storage_format if is_4_bit and storage_format in ("bfloat16", "float16") else "float32",
         **_flash_attention_argument(reader.flag(config, "use_flash_attn")),
     }
-    if reader.flag(config, "gradient_checkpointing"):
+    if reader.flag(config, "gradient_checkpointing", True):
         arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": reader.flag(config, "use_reentrant")}
     if reader.flag(config, "use_peft_lora"):
         target_modules_text = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"

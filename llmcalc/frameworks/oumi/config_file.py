@@ -19,8 +19,16 @@ from ..trl.config_file import read_trl
 
 TABLES = ("model", "data", "training", "peft", "fsdp", "deepspeed")
 
-TRAINERS = {"TRL_SFT": {}, "TRL_DPO": {"loss_type": "sigmoid"}, "TRL_KTO": {"loss_type": "kto"}, "HF": {}}
-"""`trainer_type` → the arguments by which TRL's reader knows the trainer."""
+TRAINERS = {
+    "TRL_SFT": {"loss_type": "nll"},
+    "TRL_DPO": {"loss_type": "sigmoid"},
+    "TRL_KTO": {"loss_type": "kto"},
+    "HF": {},
+}
+"""`trainer_type` → the arguments by which TRL's reader knows the trainer.
+
+The loss of SFT has all logits, as in the versions of TRL that Oumi requires (pyproject.toml: `trl>=0.24,<1.5`).
+"""
 
 MODEL_READ = field_names("""
     model_name model_max_length torch_dtype_str attn_implementation enable_liger_kernel freeze_layers model_kwargs
@@ -108,9 +116,9 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
         unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
         arguments: dict[str, Any] = {
+            **TRAINERS[trainer_type],
             **_training_arguments(reader, values_by_key),
             **_model_arguments(reader, values_by_key, trainer_type),
-            **TRAINERS[trainer_type],
             **(
                 _adapter_arguments(reader, values_by_key, tables["peft"])
                 if reader.flag(values_by_key, "training.use_peft")

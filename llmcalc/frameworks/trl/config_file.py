@@ -12,9 +12,9 @@ from typing import Any
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
-from ..launch.adapter_targets import adapts_output_head
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
+from ..launch.sft_loss import EARLIER_DEFAULTS, SFT_LOSSES, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -27,6 +27,7 @@ from ..launch.trainer import (
     trainer_settings,
     weight_formats,
 )
+from ..launch.trainer_scripts import without_script_arguments
 from .distillation import IGNORED as IGNORED_WITH_TEACHER
 from .distillation import TEACHER, with_teacher
 
@@ -103,9 +104,6 @@ KTO_LOSSES = ("kto", "apo_zero_unpaired")
 LIGER_PAIRS = "liger_kernel/chunked_loss/fused_linear_preference.py"
 """Liger-Kernel's loss of one pair at a time, under torch.compile (trainer/dpo_trainer.py, `_compute_loss_liger`)."""
 
-SFT_LOSSES = ("chunked_nll", "nll", "dft")
-"""Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
-
 DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
 
 
@@ -122,7 +120,8 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         config = _with_model_arguments(reader, config)
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
-        config = with_launcher_arguments(config, source_file)
+        config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
+        defaults = {**DEFAULTS, **EARLIER_DEFAULTS} if earlier_argument(config) else DEFAULTS
         is_grpo, is_reward = any(argument in config for argument in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())
@@ -135,9 +134,9 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         has_teacher = bool(config.get(TEACHER))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pairs_loss else "")
         reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
-        arguments = {**config, "bf16": reader.flag(config, "bf16", not config.get("fp16"))}
+        arguments = {**config, "bf16": reader.flag(config, "bf16", defaults["bf16"] and not config.get("fp16"))}
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reader, arguments, DEFAULTS, length_option=length_name)
+        run_settings = trainer_settings(reader, arguments, defaults, length_option=length_name)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
@@ -152,7 +151,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         elif loss_key:
             run_settings |= _preference_settings(reader, config, run_settings)
         else:
-            run_settings |= _loss_settings(reader, config, run_settings)
+            run_settings |= sft_loss_settings(reader, config, run_settings)
         format_settings, _ = weight_formats(reader, arguments, "float32")
         launched_run = trainer_launch(reader, arguments, run_settings | format_settings)
         loaded_bytes = 2 if "dtype" in format_settings else 4
@@ -228,21 +227,3 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     reader.frozen = replace(reference_model, loss=loss_type) if isinstance(reference_model, FrozenModel) else loss_type
     reader.notes.append("Liger's loss has the logits of a pair, their gradient and the reference's: 6 bytes per logit")
     return {**settings, "cross_entropy": "chunked"}
-
-
-def _loss_settings(reader: LaunchReader, config: Table, run_settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
-    if "cross_entropy" in run_settings:
-        return {}
-    loss_name = str(reader.value(config, "loss_type", SFT_LOSSES[0]))[:30]
-    if loss_name == "chunked_nll" and adapts_output_head(run_settings.get("lora_targets") or ()):
-        raise reader.wrong(
-            "lora_target_modules",
-            "TRL refuses adapters of the output head beside loss_type chunked_nll, its default; expected loss_type nll",
-        )
-    if loss_name == "chunked_nll" and config.get("deepspeed"):
-        reader.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
-        return {}
-    if loss_name == "chunked_nll":
-        return {"cross_entropy": "recomputed"}
-    return {}

@@ -33,6 +33,7 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
+from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES
 from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
@@ -179,6 +180,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
         config.pop("model_init_kwargs", None)
+        earlier_values = _values_of_earlier_trainer(named_calls, config)
+        if earlier_values:
+            reader.notes.append("SFTTrainer has arguments of TRL before 0.16, whose loss has all logits")
+        config |= earlier_values
         config |= model_changes.arguments | _arguments_of_model_calls(named_calls)
         if not is_trl_run:
             config |= _length_of_samples(reader, named_calls)
@@ -215,6 +220,14 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes=(*launched_run.notes, *notes),
         published_weights=keeps_published_weights(launched_run, config),
     )
+
+
+def _values_of_earlier_trainer(named_calls: list[NamedCall], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a TRL before 0.16, if `SFTTrainer` has arguments of it, that the file does not state."""
+    sft_arguments = next((call.arguments for call in named_calls if call.name == "SFTTrainer"), {})
+    if not any(argument in sft_arguments for argument in EARLIER_TRAINER_ARGUMENTS):
+        return {}
+    return {name: value for name, value in EARLIER_VALUES.items() if name not in config}
 
 
 def _length_of_samples(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:

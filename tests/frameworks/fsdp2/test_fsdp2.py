@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,7 +38,7 @@ from llmcalc.frameworks.fsdp2.rank_memory import (
     step_collectives_of_rank,
     tensor_bytes,
 )
-from llmcalc.frameworks.fsdp2.settings import TitanSettings
+from llmcalc.frameworks.fsdp2.settings import OuterGroups, TitanSettings
 from llmcalc.frameworks.fsdp2.training import (
     SEPARATE_HEAD_SINCE,
     TITAN,
@@ -261,6 +263,47 @@ def test_adapters_are_sharded_with_the_frozen_weights(
     for rank in (0, layout.world - 1):
         theirs = by_torch(family(name), training, layout, rank, fsdp)
         assert differences(replayed(family(name), training, layout, rank, fsdp), theirs) == {}
+
+
+class TrainedCopy(torch.nn.Module):
+    """A trained copy of a frozen module (peft/utils/other.py, `ModulesToSaveWrapper`)."""
+
+    def __init__(self, original_module: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.original_module = original_module
+        self.modules_to_save = copy.deepcopy(original_module).to(dtype).requires_grad_(True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.modules_to_save(x)
+
+
+@pytest.mark.parametrize("outer_groups", ["together", "embedding", "separate"])
+def test_trained_copies_are_sharded_with_their_frozen_originals(
+    outer_groups: OuterGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head in a group of its own the input of the reduction is counted through the last layer, an upper bound."""
+    copied_modules = ("embed_tokens", "lm_head")
+    adapters = Adapters(4, LOW, dtype=BFLOAT16, copied_modules=frozenset(copied_modules))
+    attach_adapters = kernel_variants.attach_adapters
+
+    def with_copies(module: Any, adapters: Adapters, device: str = "cpu") -> None:
+        attach_adapters(module, adapters, device)
+        for name in copied_modules:
+            setattr(module, name, TrainedCopy(module.get_submodule(name), getattr(torch, adapters.dtype.name)))
+
+    monkeypatch.setattr(kernel_variants, "attach_adapters", with_copies)
+    training, layout = TrainingConfig(batch=2, seq=7, adapters=adapters), Layout(dp=3, zero=3)
+    fsdp, spec = FsdpSettings("bfloat16", outer_groups=outer_groups), family("llama3-8b")
+    for rank in (0, 2):
+        theirs = by_torch(spec, training, layout, rank, fsdp)
+        unlike = differences(replayed(spec, training, layout, rank, fsdp), theirs)
+        if outer_groups != "separate":
+            assert unlike == {}
+        peaks = {moment: peak for moment, peak in unlike.items() if isinstance(moment, Seen)}
+        assert all(
+            moment.phase == "backward" and 0 < ours - torch_peak <= 4 * spec.vocab_size * spec.hidden_size
+            for moment, (ours, torch_peak) in peaks.items()
+        )
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

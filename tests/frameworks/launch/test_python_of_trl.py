@@ -207,6 +207,56 @@ def test_a_command_that_runs_a_script_of_its_own(tmp_path: Path) -> None:
     assert (launch.layout.world, launch.settings["seq"], launch.settings["batch"]) == (8, 128, 4)
 
 
+EARLIER_TRAINER = """
+from transformers import TrainingArguments
+from trl import SFTTrainer
+args = TrainingArguments("out", per_device_train_batch_size=2)
+SFTTrainer("gpt2", args=args, max_seq_length=64, dataset_text_field="text", train_dataset=data)
+"""
+
+TRL_COMMAND = "--model_name_or_path gpt2 --dataset_name a/b --per_device_train_batch_size 2 --learning_rate 1e-4"
+
+PEFT_COMMAND = "train.py --model_name_or_path gpt2 --use_peft_lora True --per_device_train_batch_size 2 --output_dir o"
+
+
+def test_the_loss_of_sft_is_that_of_the_trl_that_knows_the_arguments(tmp_path: Path) -> None:
+    """Chunks are TRL's default since 1.7 (pull request 5846), checkpoints since 0.22; `max_seq_length` ends with 0.20.
+
+    PEFT's examples/sft/train.py and TRL's examples/scripts/sft_*.py call `SFTTrainer` with an `SFTConfig`.
+    """
+    for text in (
+        EARLIER_TRAINER,
+        EARLIER_TRAINER.replace('max_seq_length=64, dataset_text_field="text"', "tokenizer=t"),
+    ):
+        settings = settings_of(tmp_path, text)[1]
+        assert not {"cross_entropy", "recompute"} & {*settings}
+    current = EARLIER_TRAINER.replace('max_seq_length=64, dataset_text_field="text", ', "")
+    assert settings_of(tmp_path, current)[1]["cross_entropy"] == "recomputed"
+    for command in (
+        f"accelerate launch sft.py {TRL_COMMAND}",
+        f"accelerate launch examples/scripts/sft_gpt_oss.py {TRL_COMMAND}",
+        f"python train_sft.py {TRL_COMMAND} --assistant_only_loss",
+        f"python {PEFT_COMMAND}",
+        f"python {PEFT_COMMAND} --max_length 64",
+    ):
+        settings = read_launch(command, 1).settings
+        assert (settings["cross_entropy"], settings["recompute"]) == ("recomputed", "full")
+        earlier = read_launch(f"{command} --max_seq_length 64", 1)
+        assert not {"cross_entropy", "recompute"} & {*earlier.settings}
+        assert "max_seq_length is of TRL before 0.20, whose loss has all logits" in earlier.notes
+    assert read_launch(f"python run_clm.py {TRL_COMMAND} --do_train", 1).program == "transformers"
+
+
+@pytest.mark.parametrize(("stage", "loss"), [(2, "recomputed"), (3, "fused")])
+def test_the_chunks_of_sft_run_under_deepspeed_with_whole_weights(tmp_path: Path, stage: int, loss: str) -> None:
+    (tmp_path / "zero.json").write_text(
+        f'{{"zero_optimization": {{"stage": {stage}}}, "bf16": {{"enabled": true}}, '
+        '"train_micro_batch_size_per_gpu": "auto"}'
+    )
+    launch = read_launch(f"trl sft {TRL_COMMAND} --deepspeed {tmp_path / 'zero.json'}", 4)
+    assert (launch.layout.zero, launch.settings["cross_entropy"]) == (stage, loss)
+
+
 def test_samples_are_as_long_as_the_tokenizer_cuts_them(tmp_path: Path) -> None:
     cut = (
         ADAPTERS + "\ndata.map(lambda x: tokenizer(x['text'], truncation=True, max_length=384, padding='max_length'))\n"

@@ -1,0 +1,55 @@
+"""The loss of TRL's `SFTTrainer`, which other programs call too.
+
+Chunks of labels are the default since TRL 1.7 (huggingface/trl, pull request 5846); before, the loss is of all logits.
+Source: TRL 1.10 (f2cd57710), trainer/{sft_config,sft_trainer}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .adapter_targets import adapts_output_head
+from .record import LaunchReader, Table
+
+SFT_LOSSES = ("chunked_nll", "nll", "dft")
+"""Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
+
+EARLIER_ARGUMENTS = ("max_seq_length", "use_liger", "evaluation_strategy")
+"""Arguments that end with TRL 0.20, TRL 0.18 or transformers 4.46: no version of TRL that has chunks knows them."""
+
+EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length", "packing", "num_of_sequences")
+"""Arguments of `SFTTrainer` itself that end with TRL 0.16."""
+
+EARLIER_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
+"""Defaults of these versions, which are transformers' (TRL's own are of 0.22 and 0.19)."""
+
+EARLIER_VALUES = {**EARLIER_DEFAULTS, "loss_type": "nll"}
+"""The same, with their loss."""
+
+
+def earlier_argument(config: Table) -> str:
+    """Returns an argument by which the file is one of TRL before 0.20; empty for none."""
+    return next((name for name in EARLIER_ARGUMENTS if config.get(name) is not None), "")
+
+
+def sft_loss_settings(reader: LaunchReader, config: Table, run_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the SFT loss: chunks of labels, unless Liger-Kernel or an earlier TRL computes it.
+
+    config: the arguments of `SFTConfig`. run_settings: the settings of the run without a loss, or with Liger-Kernel's.
+    Raises `InputError` for adapters of the output head beside chunks, which TRL refuses.
+    """
+    if "cross_entropy" in run_settings:
+        return {}
+    loss = config.get("loss_type")
+    if loss is None and earlier_argument(config):
+        reader.notes.append(f"{earlier_argument(config)} is of TRL before 0.20, whose loss has all logits")
+        return {}
+    if str(loss or SFT_LOSSES[0]) != SFT_LOSSES[0]:
+        return {}
+    if adapts_output_head(run_settings.get("lora_targets") or ()):
+        raise reader.wrong(
+            "lora_target_modules",
+            "TRL refuses adapters of the output head beside loss_type chunked_nll, its default; expected loss_type nll",
+        )
+    return {"cross_entropy": "recomputed"}
