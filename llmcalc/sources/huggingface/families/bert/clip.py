@@ -59,13 +59,13 @@ FAMILIES = {
         _read_clip_text,
         {"tie_word_embeddings": True},
         ignored_fields=frozenset({"dropout", "initializer_factor", "projection_dim"}),
-        modules={**MODULES, "classifier": "text_projection"},
+        modules={**MODULES, "classifier.out_proj": ".text_projection"},
         quirks=Quirks(makes_mask=EVERY),
     ),
     "siglip_text_model": Family(
         _read_siglip_text,
         {"tie_word_embeddings": True},
-        modules={**MODULES, "classifier": "head"},
+        modules={**MODULES, "classifier.out_proj": ".head"},
         quirks=Quirks(makes_mask=EVERY),
     ),
 }
