@@ -28,7 +28,7 @@ NAMED = {
     "BigBirdForPreTraining": ["bigbird-roberta-base"],
     "BertModel": [
         "all-minilm-l12-v2", "all-minilm-l6-v2", "bge-base-en-v1.5", "bge-large-en-v1.5", "bge-small-en-v1.5",
-        "e5-base-v2", "e5-large-v2", "multilingual-e5-small", "multilingual-minilm-l12-v2",
+        "e5-base-v2", "e5-large-v2", "multilingual-e5-small", "multilingual-minilm-l12-v2", "mxbai-embed-large-v1",
     ],
     "CamembertForMaskedLM": ["camembert-base"],
     "DistilBertForMaskedLM": ["distilbert-base-cased", "distilbert-base-uncased", "distilbert-multilingual"],

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .base import QuantizationScheme
 from .fields import ConfigFields
-from .formats import FP4, FP8, ActivationScales, LinearFormat, PackedInt, Whole, WholeInt
+from .formats import FP4, FP8, ActivationScales, LinearFormat, Marlin24, PackedInt, Whole, WholeInt
 from .linear import LayerGroup, LinearScheme
 from .modelopt import KV
 from .patterns import ModuleList
@@ -24,6 +24,7 @@ FORMATS = (
     "mxfp8-quantized",
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
+    "marlin-24",
 )
 TRANSFORMS = "matrices of transforms (transform_config) that run beside the layers are not counted"
 ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
@@ -37,10 +38,10 @@ def read_compressed_tensors(config: ConfigFields) -> QuantizationScheme:
     in whichever order the groups are (compressed-tensors: `match_targets`; vLLM: `find_matched_target`).
     """
     config.ignore("version", "provider")
-    sparsity = config.get("sparsity_config")
-    if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
+    sparsity, model_format = config.get("sparsity_config"), config.get("format")
+    is_dense = sparsity in (None, {}) or (isinstance(sparsity, dict) and sparsity.get("format") == "dense")
+    if not is_dense and model_format != "marlin-24":  # which compresses the zeros itself
         raise config.value_error("sparsity_config", sparsity, "none, or the format dense")
-    model_format = config.get("format")
     groups_table = config.get_table("config_groups")
     if groups_table is None or not groups_table.data:
         raise config.value_error("config_groups", None, "a table of groups")
@@ -166,9 +167,21 @@ def _storage_format(
     weights = _read_weight_fields(group_table, layout)
     if weights.element_type == "float":
         return _fp4_format(weights, static_scales) if weights.bits == 4 else _fp8_format(weights, static_scales)
+    if weights.layout == "marlin-24":
+        return _marlin_24_format(weights)
     return (
         _packed_int_format(weights) if weights.layout == "pack-quantized" else _whole_int_format(weights, static_scales)
     )
+
+
+def _marlin_24_format(weights: _WeightFields) -> tuple[LinearFormat, str]:
+    """Returns the format of symmetric integers in weights of which two in four are zero."""
+    weights.weight_table.check_choice("num_bits", weights.bits, 4, 8)
+    weights.weight_table.check_choice("strategy", weights.scale_strategy, "channel", "group")
+    weights.weight_table.check_choice("symmetric", weights.symmetric, True)
+    group_size = weights.group_size if weights.scale_strategy == "group" else None
+    weights.weight_table.check_choice("group_size", group_size, None, 128)
+    return Marlin24(weights.bits, group_size), f"marlin24-w{weights.bits}a16"
 
 
 def _fp4_format(weights: _WeightFields, static_scales: ActivationScales) -> tuple[LinearFormat, str]:

@@ -17,7 +17,7 @@ from . import libraries, named
 from .base import WITHOUT, QuantizationScheme
 from .compressed import read_compressed_tensors
 from .fields import NO_FIELDS, ConfigFields
-from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
+from .formats import AWQ, BNB_BLOCK, FP4, FP8, GPTQ, Bnb8, TernaryCodes, WholeInt
 from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .mlx import HEAD_IN_DOUBT, UNCONVERTED, MLXScheme, read_mlx
 from .modelopt import listed_groups, read_modelopt
@@ -265,6 +265,7 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
+    block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)
     code_type, has_double_quantization = (
         config.get("bnb_4bit_quant_type", "fp4"),
         config.get("bnb_4bit_use_double_quant", False),
@@ -279,13 +280,15 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
         )
     config.check_choice("bnb_4bit_quant_type", code_type, "nf4", "fp4")
     config.check_choice("bnb_4bit_use_double_quant", has_double_quantization, False, True)
-    return scheme_of_every_linear(
-        config,
-        named.bnb4_scheme(
-            f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
-        ),
-        "llm_int8_skip_modules",
+    bnb4_scheme = named.bnb4_scheme(
+        f"{code_type}-double" if has_double_quantization else str(code_type), bool(has_double_quantization)
     )
+    if block_size != BNB_BLOCK:
+        bnb4_scheme = replace(bnb4_scheme, remarks=(*bnb4_scheme.remarks, BLOCKSIZE))
+    return scheme_of_every_linear(config, bnb4_scheme, "llm_int8_skip_modules")
+
+
+BLOCKSIZE = f"transformers does not read bnb_4bit_blocksize: blocks have {BNB_BLOCK} weights, bitsandbytes' default"
 
 
 def _read_mxfp4(config: ConfigFields) -> QuantizationScheme:
@@ -335,6 +338,7 @@ METHODS: dict[str, Callable[[ConfigFields], QuantizationScheme | None]] = {
     "torchao": libraries.read_torchao,
     "quanto": libraries.read_quanto,
     "aqlm": libraries.read_aqlm,
+    "vptq": libraries.read_vptq,
     "metal": libraries.read_metal,
     "higgs": libraries.read_higgs,
     "gemma": libraries.read_gemma,

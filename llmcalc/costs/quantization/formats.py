@@ -358,6 +358,32 @@ class PackedInt(LinearFormat):
 
 
 @frozen(slots=True)
+class Marlin24(LinearFormat):
+    """The `marlin-24` format of compressed-tensors: the two weights of every four that are not zero, and their places.
+
+    Tensors: weight_packed int32, scale_packed fp16 per group of 128 columns or per row, and meta, two bits a stored
+    weight, in int16 (compressors/sparse_quantized_compressors/marlin_24.py of compressed-tensors 0.9).
+    """
+
+    bits: int
+    group_size: int | None
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
+        stored_weights = n_out * floor_div(n_in, 2)
+        return StoredBytes(
+            floor_div(stored_weights * self.bits, 8), group_count * n_out * 2, other=floor_div(stored_weights, 4)
+        )
+
+    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
+        return _indivisible_reason("columns", n_in, 32) or _indivisible_reason("rows", n_out, 16)
+
+    def describe(self) -> str:
+        scaled_text = _group_text(self.group_size)
+        return f"int{self.bits}, half of the weights with two bits of their place, one fp16 scale per {scaled_text}"
+
+
+@frozen(slots=True)
 class WholeInt(LinearFormat):
     """The `int-quantized` format of compressed-tensors, and EETQ's: one byte per weight.
 
@@ -542,6 +568,51 @@ class AQLM(LinearFormat):
             f"{self.codebooks} code of {self.bits} bits per {self.group_rows} × {self.group_columns} weights, "
             "fp16 code books and "
             "scales of rows"
+        )
+
+
+@frozen(slots=True)
+class VPTQ(LinearFormat):
+    """The VPTQ format (Liu 2024, arXiv:2409.17066): indices of vectors in codebooks, and the codebooks.
+
+    vector_length: rows of a vector. centroids: entries of a codebook. residual_centroids: entries of the residual
+    codebook; 0 without one. codebooks: their number. group_columns: columns that share a codebook.
+    has_norm, has_permutation: whether the columns have scales and biases, and an order.
+    outliers: (columns, rows of a vector, entries of the codebook) of the columns in a codebook of their own; None
+    without them.
+    """
+
+    vector_length: int
+    centroids: int
+    residual_centroids: int
+    codebooks: int
+    group_columns: int
+    has_norm: bool
+    has_permutation: bool
+    outliers: tuple[int, int, int] | None
+
+    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+        index_bits = self.centroids.bit_length() - 1 + max(self.residual_centroids.bit_length() - 1, 0)
+        index_words = (
+            self.codebooks * ceil_div(n_out, self.vector_length) * ceil_div(self.group_columns * index_bits, 32)
+        )
+        codebook_numbers = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
+        outlier_bytes: Number = 0
+        if self.outliers is not None:
+            outlier_columns, outlier_length, outlier_centroids = self.outliers
+            codebook_numbers += outlier_centroids * outlier_length
+            outlier_bytes = 2 * ceil_div(n_out, outlier_length) * outlier_columns
+        return StoredBytes(
+            index_words * INT32 + outlier_bytes,
+            2 * n_in * model_element_bytes if self.has_norm else 0,
+            other=codebook_numbers * model_element_bytes + (2 * n_in if self.has_permutation else 0),
+        )
+
+    def describe(self) -> str:
+        residual_text = f" and {self.residual_centroids:,} for the residual" if self.residual_centroids else ""
+        return (
+            f"indices of vectors of {self.vector_length} weights in codebooks of {self.centroids:,} "
+            f"entries{residual_text}, which are stored too"
         )
 
 

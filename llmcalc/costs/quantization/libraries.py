@@ -1,4 +1,4 @@
-"""Configs of libraries with a single format: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
+"""Configs of libraries with a single format: auto-round, HQQ, Quark, torchao, quanto, AQLM, VPTQ, EXL2 and EXL3.
 
 Also three of `transformers` itself: Metal, HIGGS, and Gemma's static ranges (integrations/metal_quantization.py,
 higgs.py, gemma_quant.py).
@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from .base import QuantizationScheme
-from .fields import NO_FIELDS, ConfigFields
+from .fields import LARGEST, NO_FIELDS, ConfigFields
 from .formats import (
     AQLM,
     AWQ,
@@ -23,6 +23,7 @@ from .formats import (
     FP8,
     GPTQ,
     HQQ,
+    VPTQ,
     ActivationScales,
     AverageBits,
     GroupedCodes,
@@ -36,7 +37,7 @@ from .formats import (
 )
 from .linear import LayerGroup, LinearScheme, listed_modules, scheme_of_every_linear
 from .modelopt import KV
-from .patterns import ModuleList
+from .patterns import MOST_ENTRIES, ModuleList
 
 PATTERN = set("*+?[](){}|\\^$")
 
@@ -127,25 +128,52 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
 
 
 def read_hqq(config: ConfigFields) -> QuantizationScheme:
-    """Reads an HQQ config: one format for all layers except skipped layers."""
+    """Reads an HQQ config: one format for all layers except skipped layers, or the formats of the layers that it names.
+
+    Layers are named without `model`, `layers` and numbers, such as `self_attn.q_proj`; others than the named ones stay
+    unconverted (transformers, integrations/hqq.py, `prepare_for_hqq_linear`).
+    """
     quant_table = config.get_table("quant_config")
-    weights = config if quant_table is None else quant_table.get_table("weight_quant_params") or quant_table
-    if quant_table is not None:
-        quant_table.check_field("scale_quant_params", None)
-        quant_table.check_field("zero_quant_params", None)
-        quant_table.ignore("offload_meta", "weight_quant_params")
+    if quant_table is not None and quant_table.data and not set(quant_table.data) & HQQ_FIELDS:
+        module_groups = [
+            LayerGroup(_hqq_format(module_fields), ModuleList([module_name], config_field="quant_config"))
+            for module_name, module_fields in quant_table.get_tables("a table of fields for each layer")
+        ]
+        scheme_label = "hqq"
+    else:
+        storage_format = _hqq_format(config if quant_table is None else quant_table)
+        module_groups = [LayerGroup(storage_format)]
+        scheme_label = f"hqq-int{storage_format.bits}-g{storage_format.group_size}"
+    skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
+    return LinearScheme(
+        scheme_label, "HQQ", (DESCRIBED,), tuple(module_groups), converts_head=True, converts_outside_layers=True,
+        excluded_modules=skipped_modules,
+    )  # fmt: skip
+
+
+HQQ_FIELDS = frozenset(
+    (
+        "weight_quant_params", "scale_quant_params", "zero_quant_params", "offload_meta", "nbits", "bits", "group_size",
+        "channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack",
+    )
+)  # fmt: skip
+"""Fields of a layer's format in HQQ configs; other keys of `quant_config` are names of layers."""
+
+
+def _hqq_format(format_fields: ConfigFields) -> HQQ:
+    """Returns the storage format in a table of HQQ_FIELDS."""
+    weights = format_fields.get_table("weight_quant_params") or format_fields
+    format_fields.check_field("scale_quant_params", None)
+    format_fields.check_field("zero_quant_params", None)
+    format_fields.ignore("offload_meta")
     weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
     bits, group_size = weights.get("nbits", weights.get("bits", 4)), weights.get_group_size("group_size", 64)
     weights.check_choice("nbits", bits, 1, 2, 3, 4, 8)
     if group_size is None:
         raise weights.value_error("group_size", group_size, "a positive whole number")
-    if weights is not config:
+    if "quant_method" not in weights.data:  # the whole config has further fields
         weights.check_all_read()
-    skipped_modules = ModuleList(config.get_strings("skip_modules") or ["lm_head"], config_field="skip_modules")
-    return LinearScheme(
-        f"hqq-int{bits}-g{group_size}", "HQQ", (DESCRIBED,), (LayerGroup(HQQ(bits, group_size)),), converts_head=True,
-        converts_outside_layers=True, excluded_modules=skipped_modules,
-    )  # fmt: skip
+    return HQQ(bits, group_size)
 
 
 QUARK_SCALE_BYTES = {"float": None, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -219,20 +247,67 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
 
 
 def read_torchao(config: ConfigFields) -> QuantizationScheme:
-    """Reads a torchao config: weights in int4, int8 or FP8."""
-    format_name, type_arguments = config.get("quant_type"), config.get_table("quant_type_kwargs")
-    config.ignore("include_input_output_embeddings", "untie_embedding_weights")
-    group_size = None if type_arguments is None else type_arguments.get_group_size("group_size")
-    if isinstance(format_name, dict):
-        default_type = format_name.get("default")
-        format_name = default_type.get("_type") if isinstance(default_type, dict) else None
-        type_fields = default_type.get("_data") if isinstance(default_type, dict) else None
-        group_size = (
-            ConfigFields(type_fields, config.where).get_group_size("group_size")
-            if isinstance(type_fields, dict)
-            else group_size
-        )
-    format_word = str(format_name).lower().replace("_", "").removesuffix("config")
+    """Reads a torchao config: weights in int4, int8, FP8 or 1- to 8-bit integers, or formats by module.
+
+    `FqnToConfig` has the formats of modules by name or `re:` and a pattern, `_default` that of other linear layers.
+    Embeddings and the output head are converted with `include_input_output_embeddings` alone.
+    """
+    converts_embeddings = config.get("include_input_output_embeddings", False) is True
+    config.ignore("untie_embedding_weights")
+    stated_type, type_arguments = config.get("quant_type"), config.get("quant_type_kwargs")
+    if isinstance(stated_type, dict):
+        stated_type = stated_type.get("default")
+    type_name, type_data = _torchao_type(stated_type)
+    type_fields = ConfigFields(type_data or (type_arguments if isinstance(type_arguments, dict) else {}), config.where)
+    module_types = type_fields.get("fqn_to_config") or type_fields.get("module_fqn_to_config")
+    if not isinstance(module_types, dict):
+        labels_and_groups = [_torchao_group(config, type_name, type_fields, None)]
+    else:
+        labels_and_groups = [
+            ("", LayerGroup(None, _torchao_modules(module_name)))
+            if module_type is None
+            else _torchao_group(
+                config,
+                _torchao_type(module_type)[0],
+                ConfigFields(_torchao_type(module_type)[1], f"{config.where}: {module_name}"),
+                _torchao_modules(module_name),
+            )
+            for module_name, module_type in sorted(module_types.items(), key=lambda entry: entry[0] == "_default")
+        ]
+    format_labels = dict.fromkeys(label for label, _ in reversed(labels_and_groups) if label)
+    quantization_scheme = LinearScheme(
+        f"torchao-{'+'.join(format_labels)}",
+        "torchao",
+        (TORCHAO,),
+        tuple(module_group for _, module_group in labels_and_groups),
+        converts_head=converts_embeddings,
+        converts_embeddings=converts_embeddings,
+        converts_outside_layers=True,
+    )
+    return replace(quantization_scheme, excluded_modules=listed_modules(config))
+
+
+def _torchao_type(typed_value: Any) -> tuple[str, dict[str, Any]]:
+    """Returns the class name and the fields of a torchao config, which is a name or a table of `_type` and `_data`."""
+    if not isinstance(typed_value, dict):
+        return str(typed_value), {}
+    type_data = typed_value.get("_data")
+    return str(typed_value.get("_type")), type_data if isinstance(type_data, dict) else {}
+
+
+def _torchao_modules(module_name: str) -> ModuleList | None:
+    """Returns the modules that a key of `FqnToConfig` names; None for all others."""
+    return None if module_name == "_default" else ModuleList([module_name], "compressed-tensors", "fqn_to_config")
+
+
+def _torchao_group(
+    config: ConfigFields, type_name: str, type_fields: ConfigFields, modules: ModuleList | None
+) -> tuple[str, LayerGroup]:
+    """Returns the label and the storage format of a torchao config's class. Raises `InputError` for other classes."""
+    format_word = type_name.lower().replace("_", "").removesuffix("config")
+    if format_word in ("int8dynamicactivationintxweight", "intxweightonly"):
+        return _torchao_unpacked_int(type_fields, modules)
+    group_size = type_fields.get_group_size("group_size")
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
         "int4weightonly": (f"int4-g{group_size or 128}", GroupedCodes(4, group_size or 128)),
@@ -245,15 +320,39 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
     if format_word not in labelled_formats:
-        stated_type = config.get("quant_type")
         raise config.value_error(
-            "quant_type", stated_type, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
+            "quant_type", config.get("quant_type"), "weights in int4, int8 or float8, such as Int4WeightOnlyConfig"
         )
     scheme_label, storage_format = labelled_formats[format_word]
-    quantization_scheme = LinearScheme(
-        f"torchao-{scheme_label}", "torchao", (TORCHAO,), (LayerGroup(storage_format),), converts_outside_layers=True
+    return scheme_label, LayerGroup(storage_format, modules)
+
+
+def _torchao_unpacked_int(type_fields: ConfigFields, modules: ModuleList | None) -> tuple[str, LayerGroup]:
+    """Returns the format of integers of 1 to 8 bits, each in a byte, with scales and zero points of a byte.
+
+    Source: pytorch/ao at 36027d8, quantization/quant_api.py and its intx_unpacked_to_int8_tensor.py. The packed formats
+    depend on the CPU that packs.
+    """
+    packing = type_fields.get("intx_packing_format", "unpacked_to_int8")
+    packing = packing.get("_data") if isinstance(packing, dict) else packing
+    if str(packing).lower() != "unpacked_to_int8":
+        raise type_fields.value_error("intx_packing_format", packing, "unpacked_to_int8")
+    granularity_name, granularity = _torchao_type(type_fields.get("weight_granularity", "PerGroup"))
+    scale_dtype = type_fields.get("weight_scale_dtype")
+    scale_dtype = scale_dtype.get("_data") if isinstance(scale_dtype, dict) else scale_dtype
+    type_fields.check_choice("weight_scale_dtype", scale_dtype, None, "float32", "float16", "bfloat16")
+    type_fields.check_choice("weight_granularity", granularity_name, "PerGroup", "PerAxis")
+    group_size = (
+        ConfigFields(granularity, type_fields.where).get_group_size("group_size", 32)
+        if granularity_name == "PerGroup"
+        else None
     )
-    return replace(quantization_scheme, excluded_modules=listed_modules(config))
+    weight_dtype = type_fields.get("weight_dtype", "int8")
+    weight_dtype = weight_dtype.get("_data") if isinstance(weight_dtype, dict) else weight_dtype
+    scale_bytes = {None: None, "float32": 4}.get(scale_dtype, 2)
+    storage_format = WholeInt(group_size or "row", symmetric=False, scale_bytes=scale_bytes)
+    group_suffix = "" if group_size is None else f"-g{group_size}"
+    return f"{weight_dtype}{group_suffix}-in-bytes", LayerGroup(storage_format, modules)
 
 
 def read_quanto(config: ConfigFields) -> QuantizationScheme:
@@ -291,6 +390,74 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
         converts_outside_layers=True,
         excluded_modules=skipped_modules,
     )
+
+
+def read_vptq(config: ConfigFields) -> QuantizationScheme:
+    """Reads a VPTQ config: the format of every layer, by name in `config_for_layers`.
+
+    Source: microsoft/VPTQ, vptq/layers/vqlinear.py, `VQuantLinear`, and transformers, integrations/vptq.py.
+    """
+    config.check_field("enable_proxy_error", False, None)
+    config.check_field("shared_layer_config", None, {})
+    layer_tables = config.get_table("config_for_layers") or NO_FIELDS
+    if len(layer_tables.data) > MOST_ENTRIES:
+        raise config.value_error("config_for_layers", len(layer_tables.data), f"at most {MOST_ENTRIES:,} layers")
+    modules_by_format: dict[VPTQ, list[str]] = {}
+    for layer_name, layer_fields in layer_tables.get_tables("a table of fields for each layer"):
+        modules_by_format.setdefault(_vptq_format(layer_fields), []).append(layer_name)
+    if not modules_by_format:
+        raise config.value_error("config_for_layers", None, "the format of each layer")
+    layer_groups = tuple(
+        LayerGroup(storage_format, ModuleList(layer_names, "compressed-tensors", "config_for_layers"))
+        for storage_format, layer_names in modules_by_format.items()
+    )
+    return LinearScheme(
+        "vptq", "VPTQ", (), layer_groups, converts_head=True, converts_outside_layers=True,
+        excluded_modules=listed_modules(config),
+    )  # fmt: skip
+
+
+def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
+    """Returns the storage format of a layer's table."""
+    layer_fields.ignore("in_features", "out_features", "bias", "indices_as_float")
+    layer_fields.check_field("is_indice_packed", True, default_value=True)
+    layer_fields.check_field("vector_quant_dim", "out", default_value="out")
+    pairs = [
+        _integer_pair(layer_fields, field_name) for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
+    ]
+    (outlier_length, vector_length), (outlier_centroids, centroids), (_, residual_centroids) = pairs
+    codebooks, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
+    has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
+    outlier_columns = layer_fields.get("outlier_size", 0)
+    for field_name, value in (("group_num", codebooks), ("outlier_size", outlier_columns)):
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            raise layer_fields.value_error(field_name, value, "a whole number")
+    for field_name, flag in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
+        layer_fields.check_choice(field_name, flag, True, False)
+    if vector_length < 1 or centroids < 1 or group_columns is None:
+        raise layer_fields.value_error("vector_lens", vector_length, "positive sizes of vectors, codebooks and groups")
+    layer_fields.check_all_read()
+    outliers = (
+        (outlier_columns, outlier_length, outlier_centroids) if outlier_length > 1 and outlier_centroids > 0 else None
+    )
+    return VPTQ(
+        vector_length,
+        centroids,
+        max(residual_centroids, 0),
+        codebooks,
+        group_columns,
+        has_norm,
+        has_permutation,
+        outliers,
+    )
+
+
+def _integer_pair(layer_fields: ConfigFields, field_name: str) -> tuple[int, int]:
+    """Returns two whole numbers, of outliers and of the other columns; -1 for none."""
+    pair = layer_fields.get(field_name, [-1, -1])
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(n) is not int or not -1 <= n <= LARGEST for n in pair):
+        raise layer_fields.value_error(field_name, pair, "two whole numbers, of outliers and of other columns")
+    return pair[0], pair[1]
 
 
 def read_metal(config: ConfigFields) -> QuantizationScheme:

@@ -207,7 +207,24 @@ def test_entries_that_name_nothing_are_said() -> None:
             r"dynamic: .*bits: 5; expected one of 2",
         ),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit"),
-        ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS}, "format: 'marlin-24'"),
+        (
+            {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": GROUPS},
+            "group_size: 32; expected one",
+        ),
+        ({"quant_method": "vptq"}, "config_for_layers: None; expected the format of each layer"),
+        ({"quant_method": "vptq", "config_for_layers": {"a": {"vector_lens": [-1]}}}, "expected two whole numbers"),
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {
+                    "default": {
+                        "_type": "IntxWeightOnlyConfig",
+                        "_data": {"intx_packing_format": "opaque_torchao_auto"},
+                    }
+                },
+            },
+            "intx_packing_format: 'opaque_torchao_auto'; expected unpacked_to_int8",
+        ),
         ({"quant_method": "compressed-tensors"}, "config_groups: None"),
         (
             {
@@ -230,7 +247,7 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "bitnet", "linear_class": "other"}, "linear_class: 'other'"),
         ({"quant_method": "eetq", "weights": "int4"}, "weights: 'int4'"),
-        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("vptq", "spqr")),
+        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("spqr", "sinq")),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8"},
             "quant_algo: 'W4A8'; expected MIXED_PRECISION or one of FP8",

@@ -111,6 +111,101 @@ BY_HAND: dict[str, tuple[dict[str, Any], StoredBytes]] = {
         {"quant_method": "torchao", "quant_type": "int8_weight_only", "modules_to_not_convert": None},
         StoredBytes(N, 4 * ROWS, ROWS, 0, PLAIN),
     ),
+    "torchao in int4, a byte each, as 8da4w": (
+        {
+            "quant_method": "torchao",
+            "quant_type": {
+                "default": {
+                    "_type": "Int8DynamicActivationIntxWeightConfig",
+                    "_version": 2,
+                    "_data": {
+                        "weight_dtype": {"_type": "torch.dtype", "_data": "int4"},
+                        "weight_granularity": {"_type": "PerGroup", "_data": {"group_size": 32}},
+                        "weight_scale_dtype": {"_type": "torch.dtype", "_data": "bfloat16"},
+                        "intx_packing_format": {"_type": "IntxPackingFormat", "_data": "UNPACKED_TO_INT8"},
+                    },
+                }
+            },
+        },
+        StoredBytes(N, 2 * N // 32, N // 32, 0, PLAIN),
+    ),
+    "torchao by module, with a table of embeddings": (
+        {
+            "quant_method": "torchao", "include_input_output_embeddings": True, "modules_to_not_convert": ["lm_head"],
+            "quant_type": {
+                "default": {
+                    "_type": "FqnToConfig",
+                    "_data": {
+                        "fqn_to_config": {
+                            "_default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}},
+                            "model.embed_tokens": {
+                                "_type": "IntxWeightOnlyConfig",
+                                "_data": {"weight_granularity": {"_type": "PerAxis", "_data": {"axis": 0}}},
+                            },
+                            "re:model.layers.0.mlp.down_proj": None,
+                        }
+                    },
+                }
+            },
+        },
+        StoredBytes(
+            (N - 96 * 192) // 2 + HEAD,
+            2 * (N - 96 * 192) // 32 + 2 * 50,
+            2 * (N - 96 * 192) // 32 + 50,
+            0,
+            PLAIN + 2 * (96 * 192 - HEAD),
+        ),
+    ),
+    "hqq by layer": (
+        {
+            "quant_method": "hqq",
+            "quant_config": {
+                "self_attn.q_proj": {"weight_quant_params": {"nbits": 8, "group_size": 64, "axis": 1}},
+                "mlp.up_proj": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 1}},
+            },
+        },
+        StoredBytes(
+            2 * (128 * 96 + 192 * 96 // 2),
+            2 * 2 * (128 * 96 // 64 + 192 * 96 // 32),
+            2 * 2 * (128 * 96 // 64 + 192 * 96 // 32),
+            0,
+            PLAIN + 2 * (N - 2 * (128 * 96 + 192 * 96)),
+        ),
+    ),
+    "sparse integers of marlin-24": (
+        {
+            "quant_method": "compressed-tensors", "format": "marlin-24", "ignore": ["lm_head"],
+            "sparsity_config": {"format": "sparse-24-bitmask"},
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"type": "int", "num_bits": 4, "strategy": "channel", "symmetric": True},
+                }
+            },
+        },
+        StoredBytes(N // 4, 2 * ROWS, 0, N // 8, PLAIN),
+    ),
+    "vptq with a residual and outliers": (
+        {
+            "quant_method": "vptq",
+            "config_for_layers": {
+                f"model.layers.{layer}.self_attn.q_proj": {
+                    "vector_lens": [4, 8], "num_centroids": [16, 256], "num_res_centroids": [-1, 16], "group_num": 1,
+                    "group_size": 92, "outlier_size": 4, "enable_norm": True, "enable_perm": True, "in_features": 96,
+                    "out_features": 128, "bias": False, "is_indice_packed": True,
+                }
+                for layer in range(2)
+            },
+        },
+        # 16 rows of indices, each of 92 times 12 bits in 35 words; 32 rows of 4 outliers; three codebooks; an order
+        StoredBytes(
+            2 * (16 * 35 * 4 + 2 * 32 * 4),
+            2 * 2 * 2 * 96,
+            0,
+            2 * (2 * (16 * 4 + 256 * 8 + 16 * 8) + 2 * 96),
+            PLAIN + 2 * (N - 2 * 128 * 96),
+        ),
+    ),
     "quanto": ({"quant_method": "quanto", "weights": "int8"}, StoredBytes(N, 2 * ROWS, 0, 14 * 2 * 2, PLAIN)),
     "quanto in int4": (
         {"quant_method": "quanto", "weights": "int4"},  # 192 columns are two groups of 96
@@ -298,6 +393,19 @@ def test_a_model_has_the_bytes_that_quark_exports(
     assert scheme_of_quark is not None
     names = checkpoint_of(config).names(spec.tree(), spec.kind)
     assert quantized_size(spec, scheme_of_quark, module_names=names).total == total
+
+
+def test_a_block_size_that_transformers_does_not_read_changes_no_byte() -> None:
+    """`BitsAndBytesConfig` of transformers 5.23 has no such field, and `Linear4bit` gets none."""
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    assert parts_of(**config, bnb_4bit_blocksize=128) == parts_of(**config)
+    remarks = {
+        size: scheme_of_config({"quantization_config": {**config, "bnb_4bit_blocksize": size}}) for size in (64, 128)
+    }
+    assert [any("bnb_4bit_blocksize" in note for note in scheme.notes()) for scheme in remarks.values() if scheme] == [
+        False,
+        True,
+    ]
 
 
 def test_the_names_of_mlx_are_its_configs_default_mode() -> None:
