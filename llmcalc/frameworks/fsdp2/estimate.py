@@ -93,8 +93,8 @@ def transient_bytes(
             else 0
         )
         return TransientBytes(
-            in_passes=gathered_bytes,
-            at_loss=element_bytes * (layer * keeps_last_layer + largest_group) - gathered_bytes,
+            during_passes=gathered_bytes,
+            around_loss=element_bytes * (layer * keeps_last_layer + largest_group) - gathered_bytes,
             outside_layers=element_bytes * (layer + largest_group) - gathered_bytes,
             before_head=max(element_bytes * layer, bytes_before_head),
             after_head=bytes_after_head,
@@ -113,7 +113,7 @@ def transient_bytes(
     gradients = round(trained_share * whole_gradients * (fp32_bytes - shard_width / layout.shards))
     reduced_gradient_bytes = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
-        in_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),
+        during_passes=gradients + (gathered_bytes if layout.reshard else unsharded_bytes),
         backward_end=gradients + unsharded_bytes,
         gradient_reduction=gradients + unsharded_bytes - element_bytes * outside_layers + reduced_gradient_bytes,
         optimizer_step=step_bytes,
