@@ -128,7 +128,7 @@ def test_innermost_rows_go_first_and_totals_stay() -> None:
 def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> None:
     many = [(str(i), 0, False) for i in range(30)]
     first = table([(f"first {i}", 0, False) for i in range(10)], answer="a", notes=["1"])  # 13 lines of 24
-    report = Report({}, [first, table(many, notes=["2"]), table(many, centre=20, sooner=True)])
+    report = Report({}, [first, table(many, notes=["2"]), table(many, central_row=20, has_priority=True)])
     shown, nearest = trim_to_screen(report).tables
     assert shown == first
     assert names(nearest) == [str(i) for i in range(17, 24)]  # 11 = an empty line, 3 and 7 rows
