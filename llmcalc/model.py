@@ -308,7 +308,7 @@ class ModelSpec(Part):
         return [component for component in output_parts if component is not None]
 
     @property
-    def top_size(self) -> int | None:
+    def projected_output_size(self) -> int | None:
         """The embedding's width if the output is projected back to it before the head, else None.
 
         It is None too if the head's own transform projects the output.
@@ -323,17 +323,17 @@ class ModelSpec(Part):
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program, over which counts are summed."""
-        return self.recorded
+        return self.recorded_tree
 
     @cached_property
-    def recorded(self) -> Node:
+    def recorded_tree(self) -> Node:
         """The recorded tree of nodes, over which all counts of this model are summed."""
         return self.shared_program.node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Returns a copy with changed fields, whose tree is recorded anew."""
         copied_spec = super().model_copy(update=update, deep=deep)
-        copied_spec.__dict__.pop("recorded", None)
+        copied_spec.__dict__.pop("recorded_tree", None)
         copied_spec.__dict__.pop("shared_program", None)
         return copied_spec
 
@@ -453,12 +453,17 @@ class ModelSpec(Part):
         if self.pooler is not None:
             recorder.hold(pooled=output_values["pooler"])
         output_states = x
-        if self.top_size is not None:
+        if self.projected_output_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             head_rows = x.rows if self.head.type == "none" or self.head.type in VECTOR_HEADS else LOGITS
             weight = recorder.memo["embed_proj"] if self.tied_projection else None
             x = recorder.linear(
-                "head_proj", x, Axis("embedding", self.top_size), rows=head_rows, kind=component_kind, weight=weight
+                "head_proj",
+                x,
+                Axis("embedding", self.projected_output_size),
+                rows=head_rows,
+                kind=component_kind,
+                weight=weight,
             )
         recorder.result = x
         if self.head.type == "classification":

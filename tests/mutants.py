@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
     Mutant(
         "device_memory/device_memory.py",
-        "replay_result.final_bytes + replay_result.slop_after,",
+        "replay_result.final_bytes + replay_result.rounding_bytes_after,",
         "replay_result.final_bytes,",
     ),
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),

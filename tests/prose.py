@@ -15,7 +15,7 @@ from typing import Any
 
 import llmcalc
 from llmcalc.accelerator import Hardware
-from llmcalc.flow.tree import Node, Place
+from llmcalc.flow.tree import Node, NodePosition
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.schedule_formulas import bubble_fraction
@@ -46,7 +46,7 @@ def active(name: str) -> int:
     return llmcalc.params(spec(name)).active
 
 
-def places(name: str, node: str) -> list[Place]:
+def places(name: str, node: str) -> list[NodePosition]:
     """The places of all nodes with a name."""
     return [place for place in spec(name).tree().walk() if place.node.name == node]
 
@@ -77,7 +77,7 @@ def norms(name: str) -> int:
     found = [
         p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional
     ]
-    return sum(place.node.cost_per_repeat(lambda use: use.params()) * place.times for place in found)
+    return sum(place.node.cost_per_repeat(lambda use: use.params()) * place.copies for place in found)
 
 
 def train_flops(name: str, seq: int = 2048) -> Fraction:

@@ -52,10 +52,10 @@ SHARED_OPTIONS = (
 class EngineCommand(Command):
     """A command with `--engine`, which extracts the engine's flags before the options are parsed.
 
-    beside_engines: parameters of the command that are options with an engine too (class attribute).
+    options_with_engines: parameters of the command that are options with an engine too (class attribute).
     """
 
-    beside_engines: tuple[str, ...] = ()
+    options_with_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         engine_texts = list(option_values("--engine", args)) or self._launched_engines(args)
@@ -93,7 +93,7 @@ class EngineCommand(Command):
                 if (
                     option_name.startswith("--")
                     or engine_flag is None
-                    or not engine_flag.is_idle
+                    or not engine_flag.is_memory_neutral
                     or not any(option_values(option_name, arguments))
                 ):
                     continue
@@ -118,7 +118,7 @@ class EngineCommand(Command):
 
     def _llmcalc_options(self, context: Any) -> dict[str, bool]:
         """Returns for each option of llmcalc whether it takes a value."""
-        llmcalc_names = (*SHARED_OPTIONS, *self.beside_engines)
+        llmcalc_names = (*SHARED_OPTIONS, *self.options_with_engines)
         return {
             option_name: not option.is_flag
             for option in self.get_params(context)

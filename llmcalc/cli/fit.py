@@ -20,7 +20,7 @@ from .target_options import OutputOptions, TargetOptions, add_target_options
 class COMMAND(EngineCommand):
     """The command `fit`, whose options for users, lengths and devices take precedence over an engine's flags."""
 
-    beside_engines = ("users", "seq", "devices")
+    options_with_engines = ("users", "seq", "devices")
 
 
 @add_settings_options

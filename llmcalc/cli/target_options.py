@@ -127,10 +127,10 @@ class OutputOptions(NamedTuple):
             report = trim_to_screen(report)
         if is_brief and self.fmt in ("table", "markdown"):
             report = report.with_few_notes()
-        for warning in report.warnings if format_writer.warns_apart else ():
+        for warning in report.warnings if format_writer.warns_on_stderr else ():
             store_remark(f"note: {warning}")
         with open_output(self.output) as output_stream:
-            encoding = "ascii" if format_writer.ascii else getattr(output_stream, "encoding", None) or "utf-8"
+            encoding = "ascii" if format_writer.is_ascii_only else getattr(output_stream, "encoding", None) or "utf-8"
             format_writer.write(
                 report if encoding.lower().startswith("utf") else report_in_encoding(report, encoding), output_stream
             )

@@ -77,7 +77,7 @@ def command(
     )
     if junit_file is not None:
         with open_whole_file(junit_file, "--junit") as output_stream:
-            output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skipped))
+            output_stream.write(junit(verify_answer.result.verdicts, verify_answer.result.skip_reasons))
     if rank_of_process() == 0:
         output_options.show(verify_answer.report(), table, listing=everything)
     if not verify_answer.ok:

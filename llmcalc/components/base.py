@@ -157,12 +157,12 @@ class Component(Part):
 
     node_name: the name of its module in a layer.
     kind: the kind of component that its costs are counted under.
-    sides: the stacks that it may be used in, `encoder` or `decoder`.
+    allowed_stacks: the stacks that it may be used in, `encoder` or `decoder`.
     """
 
     node_name: ClassVar[str] = ""
     kind: ClassVar[str] = ""
-    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
 
     @property
     def formula_source(self) -> str:
@@ -219,18 +219,18 @@ class ScoreBias:
     """A bias that can be added to the attention scores.
 
     heads: the number of heads; each has its own bias.
-    of_blocks: whether there is a second bias, on the scores against block sums; false by default.
+    has_block_bias: whether there is a second bias, on the scores against block sums; false by default.
     """
 
     heads: Any
-    of_blocks: bool = False
+    has_block_bias: bool = False
 
 
 @frozen(slots=True)
 class StackPosition:
     """The position of a component in a stack of layers, for checks that depend on the position.
 
-    where: the part's path in error messages.
+    path: the part's path in error messages.
     width: the width of its input.
     side: the stack it is in, `encoder` or `decoder`.
     grid: whether tokens form a grid, as the patches of an image do; false by default.
@@ -238,7 +238,7 @@ class StackPosition:
     source_width: the width of the encoder's output; None where there is no encoder to attend to.
     """
 
-    where: str
+    path: str
     width: int
     side: str
     grid: bool = False
@@ -272,14 +272,14 @@ class AttentionFields(Protocol):
 class AttentionPosition(Part):
     """A position encoding inside attention, applied to queries and keys or to scores.
 
-    sides: the stacks whose attention may use it (class attribute).
-    by_distance: whether queries and keys must be of one sequence (class attribute).
+    allowed_stacks: the stacks whose attention may use it (class attribute).
+    requires_one_sequence: whether queries and keys must be of one sequence (class attribute).
     label: its name in a heading (class attribute).
     """
 
     noun: ClassVar[str] = "position"
-    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    by_distance: ClassVar[bool] = True
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    requires_one_sequence: ClassVar[bool] = True
     label: ClassVar[str] = ""
 
     def check_attention(self, attention: AttentionFields) -> None:
@@ -287,13 +287,13 @@ class AttentionPosition(Part):
 
     def check_stack_position(self, stack_position: StackPosition, head_dim: int) -> None:
         """Raises `ValueError` if the attention at this stack position cannot use the encoding."""
-        if stack_position.side not in self.sides:
-            type_name, causal = type(self).model_fields["type"].default, self.sides == ("decoder",)
+        if stack_position.side not in self.allowed_stacks:
+            type_name, causal = type(self).model_fields["type"].default, self.allowed_stacks == ("decoder",)
             directions, expected_stack = (
                 ("that is causal", "a decoder") if causal else ("in both directions", "an encoder")
             )
             raise ValueError(
-                f"{stack_position.where}.position.type: '{type_name}' is for attention {directions}; expected "
+                f"{stack_position.path}.position.type: '{type_name}' is for attention {directions}; expected "
                 f"{expected_stack}"
             )
 
@@ -320,8 +320,8 @@ class TokenMixer(Component):
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
     sees_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do (class
         attribute).
-    uncounted: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty where it has
-        no recurrence (class attribute).
+    uncounted_work: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty
+        where it has no recurrence (class attribute).
     kernel_packages: the packages whose kernels its memory is counted with, and without which classes of transformers
         run its recurrence as loops of torch (class attribute).
     """
@@ -329,7 +329,7 @@ class TokenMixer(Component):
     noun: ClassVar[str] = "mixer"
     reads_encoder: ClassVar[bool] = False
     sees_whole_pass: ClassVar[bool] = False
-    uncounted: ClassVar[str] = ""
+    uncounted_work: ClassVar[str] = ""
     kernel_packages: ClassVar[tuple[str, ...]] = ()
 
     def head_sizes(self, hidden_size: Any) -> HeadSizes | None:
@@ -395,10 +395,10 @@ class TokenMixer(Component):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the mixer cannot be used at this position of the model."""
-        if stack_position.side not in self.sides:
+        if stack_position.side not in self.allowed_stacks:
             type_name = type(self).model_fields["type"].default
             raise ValueError(
-                f"{stack_position.where}.type: '{type_name}' is for {self.sides[0]}s; expected 'attention'"
+                f"{stack_position.path}.type: '{type_name}' is for {self.allowed_stacks[0]}s; expected 'attention'"
             )
 
 
@@ -474,4 +474,4 @@ class Nothing(Part):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` for a layer without a token mixer in a stack other than a decoder."""
         if stack_position.side != "decoder":
-            raise ValueError(f"{stack_position.where}.type: 'none' is for decoders; expected 'attention'")
+            raise ValueError(f"{stack_position.path}.type: 'none' is for decoders; expected 'attention'")

@@ -53,7 +53,7 @@ class DisentangledScores(AttentionPosition):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
     label: ClassVar[str] = "disentangled"
 
     type: Literal["disentangled"] = "disentangled"
@@ -202,11 +202,11 @@ class SideConvolution(StackPart):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.width % self.conv_groups:
             raise ValueError(
-                f"{stack_position.where}.conv_groups: {self.conv_groups} does not divide hidden_size "
+                f"{stack_position.path}.conv_groups: {self.conv_groups} does not divide hidden_size "
                 f"{stack_position.width}"
             )
         if stack_position.side == "decoder":
-            raise ValueError(f"{stack_position.where}: it sees tokens on both sides; expected an encoder")
+            raise ValueError(f"{stack_position.path}: it sees tokens on both sides; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, first_layer_output: Value | None = None) -> Value:
         """Records the convolution of x, the first layer's input. first_layer_output: default x."""

@@ -59,7 +59,7 @@ class TransformerXLScores(AttentionPosition):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
     label: ClassVar[str] = "Transformer-XL relative"
 
     type: Literal["transformer_xl"] = "transformer_xl"
@@ -186,7 +186,7 @@ class RelativeBias(DistanceBuckets, StackPart):
                 raise ValueError(
                     f"relative_bias.num_attention_heads: {self.num_attention_heads} is not the layers' {heads}"
                 )
-            if supported_score_bias is not None and supported_score_bias.of_blocks != self.of_blocks:
+            if supported_score_bias is not None and supported_score_bias.has_block_bias != self.of_blocks:
                 raise ValueError(
                     "relative_bias.of_blocks: stands where every layer has a global_block_size, and nowhere else"
                 )

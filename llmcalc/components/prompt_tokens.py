@@ -41,7 +41,7 @@ class PromptTokens(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "decoder":
-            raise ValueError(f"{stack_position.where}: prompt tokens stand before generated text; expected a decoder")
+            raise ValueError(f"{stack_position.path}: prompt tokens stand before generated text; expected a decoder")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("embed_prompts", self, x)

@@ -43,14 +43,14 @@ class RelativeKeys(StackPart):
 
     formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     max_distance: Positions
     head_dim: HeadDim
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
-            raise ValueError(f"{stack_position.where}: has keys for distances in both directions; expected an encoder")
+            raise ValueError(f"{stack_position.path}: has keys for distances in both directions; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the look-up of a key for each pair of positions."""
@@ -79,7 +79,7 @@ class RelativeKeyAttention(TokenMixer):
     formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative_keys"] = "relative_keys"
     num_attention_heads: Heads

@@ -260,16 +260,14 @@ class Stack(Component):
             layer.check_stack_position(
                 replace(
                     stack_position,
-                    where=f"{stack_position.where}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
+                    path=f"{stack_position.path}.{BASE if layer_name == BASE else f'variants.{layer_name}'}",
                 )
             )
         for layer_name, component in self.slots().items():
-            component.check_stack_position(replace(stack_position, where=f"{stack_position.where}.{layer_name}"))
+            component.check_stack_position(replace(stack_position, path=f"{stack_position.path}.{layer_name}"))
         input_width = self.input_size or stack_position.width
         if self.streams is not None and self.streams.embedding_width() not in (None, input_width):
-            raise ValueError(
-                f"{stack_position.where}.streams.query_size: expected {input_width}, the embeddings' width"
-            )
+            raise ValueError(f"{stack_position.path}.streams.query_size: expected {input_width}, the embeddings' width")
 
     def layer_names(self) -> list[str]:
         """Returns the kind of each layer in execution order."""

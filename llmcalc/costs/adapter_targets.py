@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..flow.module_names import ModuleNames
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..ops import ChunkedScan, Linear
 from ..workload.lora import GATE_AND_UP, OUTPUT_OF_SCAN, PROJECTIONS
 from .trained_tensors import is_in_layer
@@ -52,7 +52,7 @@ class ClassLayer(NamedTuple):
 
 def linear_layers(
     node_tree: Node, included_parts: frozenset[str], is_in_layers: bool = True
-) -> Iterator[tuple[Place, Linear]]:
+) -> Iterator[tuple[NodePosition, Linear]]:
     """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
     for node_position in node_tree.walk():
         op = node_position.node.op
@@ -64,7 +64,7 @@ def linear_layers(
             yield node_position, op
 
 
-def is_read_by_scan(node_position: Place) -> bool:
+def is_read_by_scan(node_position: NodePosition) -> bool:
     """Whether a linear layer is Mamba-2's output projection, whose weight the fused kernel of the scan reads itself.
 
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
@@ -105,7 +105,7 @@ def class_layers(
     )
 
 
-def _path_of_first_index(node_position: Place) -> str:
+def _path_of_first_index(node_position: NodePosition) -> str:
     """Returns a node's path with the first index of each repeated module: `layers.0.self_attn.q_proj`."""
     node, parent_position = node_position.node, node_position.parent
     if parent_position is None:

@@ -10,7 +10,7 @@ from typing import TypeVar, get_args
 from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.module_names import ModuleNames
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..frozen import frozen
 from ..ops import ExpertLinear, Linear, ParamTensor
 from ..workload.lora import (
@@ -99,7 +99,7 @@ class LowRankAdapters:
                     *adapter_matrices,
                     *([ParamTensor((out_width,), "vector")] if self.has_magnitudes else []),
                 ]:
-                    tensors.append(TrainedTensor(tensor, node_position.kind, node_position.times))
+                    tensors.append(TrainedTensor(tensor, node_position.kind, node_position.copies))
         return tensors
 
     def _adapters_of_experts(self, node_tree: Node, included_parts: frozenset[str]) -> list[TrainedTensor]:
@@ -114,7 +114,7 @@ class LowRankAdapters:
                 expert_count = experts.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
                 for shape in ((rank, experts.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
-                    copy_count = times(expert_count, node_position.times)
+                    copy_count = times(expert_count, node_position.copies)
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
         return tensors
 
@@ -130,7 +130,7 @@ class LowRankAdapters:
             ):
                 continue
             matrix = (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
-            tensors += [TrainedTensor(tensor, node_position.kind, node_position.times) for tensor in matrix]
+            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in matrix]
         return tensors
 
     def quantized_base(self, node_tree: Node, included_parts: frozenset[str] = frozenset()) -> tuple[Number, Number]:
@@ -162,16 +162,16 @@ class LowRankAdapters:
                 ):
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
-                copy_count = joint_layers[0][0].times
+                copy_count = joint_layers[0][0].copies
                 weights = add(weights, times(row_count * column_count, copy_count))
                 total_bytes = add(
                     total_bytes, times(stored_bytes(self.base_format, row_count, column_count), copy_count)
                 )
         for node_position, experts in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
             row_count = experts.num_experts * experts.n_out
-            weights = add(weights, times(row_count * experts.n_in, node_position.times))
+            weights = add(weights, times(row_count * experts.n_in, node_position.copies))
             total_bytes = add(
-                total_bytes, times(stored_bytes(self.base_format, row_count, experts.n_in), node_position.times)
+                total_bytes, times(stored_bytes(self.base_format, row_count, experts.n_in), node_position.copies)
             )
         return weights, total_bytes
 
@@ -185,14 +185,16 @@ class LowRankAdapters:
             return []
         return replace(self, adapts_experts=True)._adapters_of_experts(node_tree, included_parts)
 
-    def _layer_products(self, node_tree: Node, included_parts: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
+    def _layer_products(
+        self, node_tree: Node, included_parts: frozenset[str]
+    ) -> Iterator[list[tuple[NodePosition, Linear]]]:
         """Yields groups of linear layers in transformer layers; the layers of a group run as one product."""
         yield from _joint_layers(
             linear_layers(node_tree, included_parts),
             _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
 
-    def _joined_layer_name(self, node_position: Place) -> str:
+    def _joined_layer_name(self, node_position: NodePosition) -> str:
         """Returns the name of the layer that computes a projection with its neighbours; empty without neighbours."""
         projection_name, parent_position = node_position.node.name, node_position.parent
         if self.fused_qkv or self.library == "litgpt":
@@ -216,14 +218,14 @@ class LowRankAdapters:
 Layer = TypeVar("Layer", Linear, ExpertLinear)
 
 
-def _library_layer_name(node_position: Place) -> str:
+def _library_layer_name(node_position: NodePosition) -> str:
     """Returns a shared name for projections that Megatron-Core joins in one layer; empty for other projections."""
     return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
 
 
 def _joint_layers(
-    layers: Iterable[tuple[Place, Layer]], joined_layer: Callable[[Place], str]
-) -> Iterator[list[tuple[Place, Layer]]]:
+    layers: Iterable[tuple[NodePosition, Layer]], joined_layer: Callable[[NodePosition], str]
+) -> Iterator[list[tuple[NodePosition, Layer]]]:
     """Yields groups of linear layers that run as one product: neighbours in a module with the same joined layer."""
     all_layers = list(layers)  # their parents exist until the end: identity tells them apart
     for (_, layer_name), layer_group in groupby(
@@ -235,7 +237,7 @@ def _joint_layers(
             yield from ([layer] for layer in layer_group)
 
 
-def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:
     """Yields the linear layers of experts that have parameters of their own, each with its operation."""
     for node_position in node_tree.walk():
         op, counted_op = node_position.node.op, node_position.use

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..algebra import Number, exact_div
 from ..errors import InputError
-from ..flow.tree import Cost, Node, Place
+from ..flow.tree import Cost, Node, NodePosition
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import KVCache
@@ -93,19 +93,20 @@ class CacheSize:
     @property
     def bytes_per_token(self) -> int:
         """The cache bytes that one token adds in all layers, before any sliding window is full."""
-        one_token_workload = self.workload.with_(batch=1, seq=1, context=0, source=1)
-        empty_workload = self.workload.with_(batch=1, seq=0, context=0, source=0)
+        one_token_workload = self.workload.with_changes(batch=1, seq=1, context=0, source=1)
+        empty_workload = self.workload.with_changes(batch=1, seq=0, context=0, source=0)
         return bits_to_bytes(self._total_bits(one_token_workload) - self._total_bits(empty_workload))
 
     @property
     def growth_per_token(self) -> int:
         """The bytes that one more token of a sequence adds to the cache; a layer with a full window adds 0 bytes."""
-        single_sequence = self.workload.with_(batch=1)
+        single_sequence = self.workload.with_changes(batch=1)
         return bits_to_bytes(
-            self._total_bits(single_sequence.with_(seq=single_sequence.seq + 1)) - self._total_bits(single_sequence)
+            self._total_bits(single_sequence.with_changes(seq=single_sequence.seq + 1))
+            - self._total_bits(single_sequence)
         )
 
-    def _cache_places(self) -> list[Place]:
+    def _cache_positions(self) -> list[NodePosition]:
         """Yields the places of all operations with a cache."""
         cached_bits = cache_bits_of(self.dtype)
         return [
@@ -128,16 +129,16 @@ class CacheSize:
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
         cached_bits = cache_bits_of(self.dtype)
-        for node_position in self._cache_places():
+        for node_position in self._cache_positions():
             op = node_position.node.op
             tokens, vector_width = (
                 (_cached_tokens(op, node_position), op.width) if isinstance(op, KVCache) else (None, None)
             )
             group_key = (getattr(op, "kind", STATE), tokens, vector_width)
-            layers[group_key] = layers.get(group_key, 0) + node_position.times
+            layers[group_key] = layers.get(group_key, 0) + node_position.copies
             bits_by_group[group_key] = bits_by_group.get(
                 group_key, 0
-            ) + node_position.times * node_position.cost_of_operation(cached_bits)
+            ) + node_position.copies * node_position.cost_of_operation(cached_bits)
         return [
             CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(count))
             for (cache_kind, tokens, width), count in bits_by_group.items()
@@ -174,7 +175,7 @@ class CacheSize:
     def size_after(self, tokens: int) -> CacheSize:
         """Returns the cache size after `tokens` tokens, which an encoder also reads unless `source_tokens` is set."""
         source_tokens = tokens if self.source is None else self.source
-        return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source_tokens))
+        return replace(self, workload=self.workload.with_changes(seq=tokens, context=0, source=source_tokens))
 
     @property
     def growth(self) -> dict[int, int]:
@@ -182,7 +183,7 @@ class CacheSize:
         return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
 
 
-def _cached_tokens(cache_op: KVCache, node_position: Place) -> int:
+def _cached_tokens(cache_op: KVCache, node_position: NodePosition) -> int:
     """Returns the number of cached tokens per sequence."""
     assert node_position.run_config is not None
     tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..algebra import Number, exact_div, times
 from ..errors import InputError
 from ..flow.program import ModuleScope
-from ..flow.tree import CountedOp, Place
+from ..flow.tree import CountedOp, NodePosition
 from ..model import ModelSpec
 from ..ops import AttentionCore, Linear
 from ..ops.products import Conv1d
@@ -85,7 +85,7 @@ def skipped_by_early_stop(
                 (position, modules[path]) for path, position in _modules_below(layer) if path in modules
             ]
             flops_sum += sum(
-                times(_last_product_flops(module, position), position.times) for position, module in modules_of_layer
+                times(_last_product_flops(module, position), position.copies) for position, module in modules_of_layer
             )
     return flops_sum
 
@@ -97,28 +97,28 @@ def _value_product_flops(counted_op: CountedOp) -> Number:
     return exact_div(counted_op.forward_flops() * counted_op.op.v_dim, counted_op.op.qk_dim + counted_op.op.v_dim)
 
 
-def _last_product_flops(module_scope: ModuleScope, node_position: Place) -> Number:
+def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_product(module_scope)
     return 0 if op is None else CountedOp(op, node_position.roles, node_position.run_config).forward_flops()
 
 
-def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, ModuleScope]]:
+def _layers_and_steps(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
     """Returns (node, program steps) of every kind of layer."""
     node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
     layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
     return zip(node_positions, layer_scopes, strict=True)
 
 
-def _recomputed_count(layer: Place, recompute: Recompute) -> Number:
+def _recomputed_count(layer: NodePosition, recompute: Recompute) -> Number:
     """Returns the number of recomputed layers of a kind."""
     if recompute.every == 1:
-        return layer.times
-    layer_indices = range(layer.times) if layer.node.indices is None else layer.node.indices
+        return layer.copies
+    layer_indices = range(layer.copies) if layer.node.indices is None else layer.node.indices
     return sum(recompute.includes_layer(i) for i in layer_indices)
 
 
-def _modules_below(layer: Place, parent_path: str = "") -> Iterator[tuple[str, Place]]:
+def _modules_below(layer: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
     """Yields (path relative to the layer, module) for the modules of a layer."""
     for child_scope in layer.children():
         module_path = f"{parent_path}{child_scope.node.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ..algebra import Number, add, times
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..frozen import frozen
 from ..ops import ParamTensor
 from ..units import DTYPE_BITS, bits_to_bytes
@@ -43,7 +43,7 @@ def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset(
                 yield TrainedTensor(
                     tensor,
                     node_position.kind,
-                    node_position.times,
+                    node_position.copies,
                     _path_without_indices(node_position),
                     is_in_layer(node_position),
                 )
@@ -58,8 +58,8 @@ def tensors_from_layer(
         layer = _layer_around_node(node_position)
         if layer is None or (node_position.optional and node_position.optional not in included_parts):
             continue
-        layer_indices = range(int(layer.times)) if layer.node.indices is None else layer.node.indices
-        copy_count = node_position.times * sum(index >= first_layer for index in layer_indices) // int(layer.times)
+        layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
+        copy_count = node_position.copies * sum(index >= first_layer for index in layer_indices) // int(layer.copies)
         if copy_count and node_position.use is not None:
             for tensor in node_position.use.tensors():
                 yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
@@ -72,18 +72,18 @@ def layers_of(node_tree: Node) -> tuple[str, ...]:
     )
 
 
-def _path_without_indices(node_position: Place) -> str:
+def _path_without_indices(node_position: NodePosition) -> str:
     """Returns the path of a node without layer indices."""
     parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
     return f"{parent_names}.{node_position.node.name}".strip(".")
 
 
-def is_in_layer(node_position: Place | None) -> bool:
+def is_in_layer(node_position: NodePosition | None) -> bool:
     """Whether a node is inside a transformer layer."""
     return _layer_around_node(node_position) is not None
 
 
-def _layer_around_node(node_position: Place | None) -> Place | None:
+def _layer_around_node(node_position: NodePosition | None) -> NodePosition | None:
     """Returns the transformer layer around a node; None outside of the layers."""
     while node_position is not None and node_position.node.kind != "layer":
         node_position = node_position.parent

@@ -219,14 +219,14 @@ def summarize_memory(
     """
     allocation_place, peak = replay_result.peak
     workspace_bytes = peak.bytes_of_all_kinds["overhead"]
-    bytes_by_kind = peak.bytes_of_all_kinds | {"overhead": workspace_bytes + replay_result.slop}
-    allocated_bytes = peak.bytes + replay_result.slop
+    bytes_by_kind = peak.bytes_of_all_kinds | {"overhead": workspace_bytes + replay_result.rounding_bytes}
+    allocated_bytes = peak.bytes + replay_result.rounding_bytes
     reserved_bytes = max(replay_result.reserved_bytes, allocated_bytes)
     allocator_evidence = _allocator_evidence(is_complete, replay_result.micro_batches)
     return DeviceMemory(
         exact_bytes=peak.bytes - workspace_bytes,
         peak_bytes=allocated_bytes,
-        after_step_bytes=replay_result.final_bytes + replay_result.slop_after,
+        after_step_bytes=replay_result.final_bytes + replay_result.rounding_bytes_after,
         reserved_bytes=reserved_bytes,
         device_bytes=reserved_bytes + context_bytes,
         peak_at=ModulePeak(allocation_place.phase, node_path(allocation_place, stacks), peak.bytes),
@@ -238,7 +238,7 @@ def summarize_memory(
             MemoryTerm(
                 "cuBLAS workspaces", workspace_bytes, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True
             ),
-            MemoryTerm("rounding to blocks", replay_result.slop, *allocator_evidence, TORCH, True),
+            MemoryTerm("rounding to blocks", replay_result.rounding_bytes, *allocator_evidence, TORCH, True),
             MemoryTerm("free blocks", reserved_bytes - allocated_bytes, "estimate", allocator_evidence[1], TORCH, True),
             MemoryTerm("CUDA context", context_bytes, "estimate", CONTEXT_SOURCE, belongs_to_runtime=True),
         ),
@@ -331,9 +331,12 @@ class CountedRun:
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
-        replay_result.slop, replay_result.slop_after = allocator_overhead.slop, allocator_overhead.slop_after
+        replay_result.rounding_bytes, replay_result.rounding_bytes_after = (
+            allocator_overhead.rounding_bytes,
+            allocator_overhead.rounding_bytes_after,
+        )
         replay_result.reserved_bytes = (
-            replay_result.peak[1].bytes + allocator_overhead.slop + allocator_overhead.free_bytes
+            replay_result.peak[1].bytes + allocator_overhead.rounding_bytes + allocator_overhead.free_bytes
         )
         _add_unreplayed_bytes(replay_result, unreplayed_bytes)
         _add_encoders(replay_result, unreplayed_bytes, encoder_peaks)
@@ -465,7 +468,7 @@ def _add_encoders(
             AllocationPlace("prefill", path=f"towers.{encoder_peak.name}"): peak,
             **replay_result.peaks,
         }
-        replay_result.reserved_bytes = max(replay_result.reserved_bytes, peak.bytes + replay_result.slop)
+        replay_result.reserved_bytes = max(replay_result.reserved_bytes, peak.bytes + replay_result.rounding_bytes)
 
 
 def module_peaks(replay_result: ReplayResult, stacks: list[LayerStack]) -> list[ModulePeak]:

@@ -117,16 +117,16 @@ class Memory:
         if self.settings.attn_implementation is not None or self.attention in ("flash", "sdpa"):
             return None
         try:
-            return self.with_(attn_implementation="flash").device.device_bytes
+            return self.with_changes(attn_implementation="flash").device.device_bytes
         except UnsupportedKernel:
             return None
 
-    def with_(self, **changes: Any) -> Memory:
+    def with_changes(self, **changes: Any) -> Memory:
         """Returns the memory of the same model with changed settings. Raises `InputError` for contradictory settings.
 
         A new base in few bits brings the recomputation that it has by default.
         """
-        parameter_count, run_settings = self.states.parameter_count, self.settings.with_(**changes)
+        parameter_count, run_settings = self.states.parameter_count, self.settings.with_changes(**changes)
         changed_memory = memory(
             self.spec,
             run_settings.with_usual_recomputation() if "base" in changes else run_settings,

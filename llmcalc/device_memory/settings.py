@@ -612,7 +612,7 @@ class Settings:
         ),
     ] = None
 
-    def with_(self, **changes: Any) -> Settings:
+    def with_changes(self, **changes: Any) -> Settings:
         """Returns a copy with some settings changed."""
         return replace(self, **changes)
 
@@ -644,7 +644,7 @@ class Settings:
         """Returns the settings with the default recomputation: of every layer, if frozen weights have 4 or 8 bits.
         `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
         """
-        return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
+        return self.with_changes(recompute="full") if self.recompute is None and self.has_kbit_base else self
 
     def cached_tokens(self, seq: int) -> int:
         """Cached tokens per sequence after the last pass."""
@@ -730,11 +730,11 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
     if setting_values.get("phase") is None and (
         training_option(run_settings) or setting_values.get(CHECKPOINTING.name)
     ):
-        run_settings = run_settings.with_(phase="training")
+        run_settings = run_settings.with_changes(phase="training")
     conflicting_option = training_option(run_settings)
     if setting_values.get(USERS.name) is not None and conflicting_option:
         raise users_in_training_error(conflicting_option)
-    run_settings = run_settings.with_(
+    run_settings = run_settings.with_changes(
         batch=batch_from_options(run_settings.batch, setting_values.get(USERS.name), run_settings.phase)
     )
     if not setting_values.get(CHECKPOINTING.name):
@@ -744,7 +744,7 @@ def settings_with_shorthands(setting_values: Mapping[str, Any]) -> Settings:
             f"--gradient-checkpointing: it is --recompute full, and --recompute is {run_settings.recompute}; expected "
             "one of the two"
         )
-    return run_settings.with_(recompute="full")
+    return run_settings.with_changes(recompute="full")
 
 
 def settings_of(**setting_values: Any) -> Settings:

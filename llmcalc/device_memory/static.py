@@ -156,11 +156,11 @@ class MemoryUse:
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
-        return self._cache_size(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
+        return self._cache_size(self.workload.with_changes(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged_cache_bytes(self, block_tokens: int, tokens: Number) -> Number:
         """Returns the bytes of a paged cache of `tokens` per sequence, in whole blocks of `block_tokens` tokens."""
-        return self._cache_size(self.workload.with_(seq=ceil_div(tokens, block_tokens) * block_tokens))
+        return self._cache_size(self.workload.with_changes(seq=ceil_div(tokens, block_tokens) * block_tokens))
 
     @property
     def full_context(self) -> Number:

@@ -4,7 +4,7 @@ A node's path equals the path of a module in the PyTorch reference, so that the 
 Identical layers are one node with a `repeat`; totals are recomputed by walking the tree and never stored.
 
 Nodes are data. A node's cost depends on its place: the repeats of its ancestors, and their roles. So costs are computed
-from a `Place`, and every walk goes from place to place.
+from a `NodePosition`, and every walk goes from place to place.
 """
 
 from __future__ import annotations
@@ -105,32 +105,32 @@ class Node:
         """Whether this node, or a node below, has an alternative computation of this name."""
         return form_name in self.forms or any(child_node.has_form(form_name) for child_node in self.children)
 
-    def place(self, run_config: RunConfig | None = None) -> Place:
-        """Returns this node as the root of a tree, as a `Place`."""
-        return Place(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
+    def root_position(self, run_config: RunConfig | None = None) -> NodePosition:
+        """Returns this node as the root of a tree, as a `NodePosition`."""
+        return NodePosition(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
-    def walk(self, run_config: RunConfig | None = None) -> Iterator[Place]:
+    def walk(self, run_config: RunConfig | None = None) -> Iterator[NodePosition]:
         """Yields the places of this node, as the root, and of every node below, parents first."""
-        return self.place(run_config).walk()
+        return self.root_position(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all repeats of this node as a root, including all nodes below."""
-        return self.place(run_config).total(cost, include)
+        return self.root_position(run_config).total(cost, include)
 
     def cost_per_repeat(
         self, cost: Cost, run_config: RunConfig | None = None, included_parts: frozenset[str] = frozenset()
     ) -> Number:
         """Returns the cost of one repeat of this node, which includes all nodes below."""
-        return self.place(run_config).cost_per_repeat(cost, included_parts)
+        return self.root_position(run_config).cost_per_repeat(cost, included_parts)
 
 
 @frozen
-class Place:
+class NodePosition:
     """A node at its position in the model, with the repeats and roles of its ancestors and a run config.
 
     node: the node.
     parent: the place of its parent; None for the root.
-    times: the number of copies in the model: its own repeat times those of all ancestors.
+    copies: the number of copies in the model: its own repeat times those of all ancestors.
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
     run_config: the run; None where only parameters are counted.
@@ -138,8 +138,8 @@ class Place:
     """
 
     node: Node
-    parent: Place | None
-    times: Number
+    parent: NodePosition | None
+    copies: Number
     kind: str
     roles: frozenset[Role]
     run_config: RunConfig | None
@@ -152,23 +152,23 @@ class Place:
             return ""
         return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
-    def child_place(self, node: Node) -> Place:
+    def child_position(self, node: Node) -> NodePosition:
         """Returns the place of a child of this node."""
-        return Place(
+        return NodePosition(
             node,
             self,
-            times(self.times, node.repeat),
+            times(self.copies, node.repeat),
             node.kind or self.kind,
             self.roles if node.role == "own" else self.roles | {node.role},
             self.run_config,
             node.optional or self.optional,
         )
 
-    def children(self) -> Iterator[Place]:
+    def children(self) -> Iterator[NodePosition]:
         """Returns the places of this node's children."""
-        return map(self.child_place, self.node.children)
+        return map(self.child_position, self.node.children)
 
-    def walk(self) -> Iterator[Place]:
+    def walk(self) -> Iterator[NodePosition]:
         """Yields this place and every place below, parents first."""
         yield self
         for child_node in self.children():
@@ -197,7 +197,7 @@ class Place:
 
     def cost_in_model(self, cost: Cost, included_parts: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of the node in the model."""
-        return times(self.cost_per_repeat(cost, included_parts), self.times)
+        return times(self.cost_per_repeat(cost, included_parts), self.copies)
 
 
 @frozen(slots=True)
@@ -287,7 +287,7 @@ def cost_by_kind(
     for node_position in root_node.walk(run_config):
         if node_position.optional and node_position.optional not in included_parts:
             continue
-        cost_of_node = times(node_position.cost_of_operation(cost), node_position.times)
+        cost_of_node = times(node_position.cost_of_operation(cost), node_position.copies)
         if not is_zero(cost_of_node):
             costs_by_kind[node_position.kind] = add(costs_by_kind.get(node_position.kind, 0), cost_of_node)
     return costs_by_kind

@@ -66,17 +66,17 @@ class RunOnRanks:
 class LazyFunction:
     """A function in a file that is imported at the function's first call.
 
-    folder: the package of the file, `__package__` in a record. place: `file:function`.
+    package: the package of the file, `__package__` in a record. location: `file:function`.
     """
 
-    folder: str
-    place: str
+    package: str
+    location: str
 
     @property
     def function(self) -> Callable[..., Any]:
         """The function, imported from the file."""
-        file_name, _, function_name = self.place.partition(":")
-        imported_function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.folder), function_name)
+        file_name, _, function_name = self.location.partition(":")
+        imported_function: Callable[..., Any] = getattr(import_module(f".{file_name}", self.package), function_name)
         return imported_function
 
     def __call__(self, *arguments: Any) -> Any:
@@ -86,22 +86,22 @@ class LazyFunction:
 class EstimateErrors(NamedTuple):
     """The largest relative errors of a framework's estimate of a rank's peak memory.
 
-    under: how much less a layout may need. over: how much more it may need.
+    underestimate: how much less a layout may need. overestimate: how much more it may need.
 
     `python -m tests.studies.walk_errors` measures a grid of models, lengths and layouts; the largest that a layout
     needed more is 0.66 of the estimate, of small layers, whose blocks do not fill the allocator's segments.
     """
 
-    under: float
-    over: float = 1.0
+    underestimate: float
+    overestimate: float = 1.0
 
     def lower_bound(self, estimated_bytes: int) -> int:
         """Returns a lower bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
-        return estimated_bytes - int(self.under * estimated_bytes)
+        return estimated_bytes - int(self.underestimate * estimated_bytes)
 
     def upper_bound(self, estimated_bytes: int) -> int:
         """Returns an upper bound of a layout's memory in bytes. estimated_bytes: the estimated peak."""
-        return estimated_bytes + int(self.over * estimated_bytes)
+        return estimated_bytes + int(self.overestimate * estimated_bytes)
 
 
 RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory]"

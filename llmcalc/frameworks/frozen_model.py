@@ -69,17 +69,17 @@ class SecondLoss:
     """A second loss over the same logits, which saves another copy of the logits.
 
     source: the file that computes it.
-    width: bytes per logit.
+    bytes_per_logit: bytes per logit.
     name: its name in reports.
-    chunk: tokens that it computes at a time; 0 (default) for all at once.
-    chunk_width: further bytes per logit of a chunk.
+    chunk_tokens: tokens that it computes at a time; 0 (default) for all at once.
+    chunk_bytes_per_logit: further bytes per logit of a chunk.
     """
 
     source: str
-    width: int
+    bytes_per_logit: int
     name: str = "second loss"
-    chunk: int = 0
-    chunk_width: int = 0
+    chunk_tokens: int = 0
+    chunk_bytes_per_logit: int = 0
     kind = "temporary"
 
     @property
@@ -91,12 +91,12 @@ class SecondLoss:
         """Returns the second loss's logits in bytes per device, as if never freed: an upper bound."""
         workload = memory_estimate.states.workload
         tokens = int(workload.batch) * int(workload.seq)
-        logit_bytes = self.width * tokens + self.chunk_width * min(tokens, self.chunk)
+        logit_bytes = self.bytes_per_logit * tokens + self.chunk_bytes_per_logit * min(tokens, self.chunk_tokens)
         return logit_bytes * memory_estimate.spec.vocab_size
 
     def data(self) -> dict[str, object]:
         """Returns the second loss as values of a JSON document."""
-        return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}
+        return {"name": self.name, "bytes_per_logit": self.bytes_per_logit, "source": self.source}
 
 
 @frozen

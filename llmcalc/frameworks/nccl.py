@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..device_memory.cuda_runtime import CudaRuntime
 from ..device_memory.device_memory import DeviceMemory, MemoryTerm
 from ..parallel.layout import Layout
-from ..simulator.versions import is_older
+from ..simulator.versions import is_older_version
 from .framework import Framework
 
 STEPS = 8
@@ -51,7 +51,7 @@ def communicator_bytes(ranks: int, torch_version: str = "") -> int:
     """
     if ranks == 1:
         return 0
-    extra_edges = 2 * (ranks - 1) if is_older(torch_version, LAZY) else 0
+    extra_edges = 2 * (ranks - 1) if is_older_version(torch_version, LAZY) else 0
     return CHANNELS * CONNECTION * (ranks + extra_edges) // ranks
 
 

@@ -18,7 +18,7 @@ from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..errors import InputError
 from ..flow.program import ModuleScope
-from ..flow.tree import CountedOp, Place
+from ..flow.tree import CountedOp, NodePosition
 from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import ExpertLinear
@@ -178,29 +178,29 @@ class PeakEstimate:
     """Estimates the peak bytes of ranks in parallel layouts of one model.
 
     spec: the model.
-    per_parameter: bytes per parameter.
-    measure: measures the passes of a micro-batch.
+    bytes_per_parameter: bytes per parameter.
+    measure_passes: measures the passes of a micro-batch.
     include: optional parts of the model that the run has; none by default.
     fixed_bytes: bytes of every rank, such as the CUDA context and workspaces; 0 by default.
     transient_bytes: counts gathered parameters, reduction buffers and the optimizer's step; none by default.
     frees_gradients: whether gradients are freed between steps; false by default.
-    pads: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
+    pads_shards: whether shards are equally many rows of every tensor, rounded up (FSDP2); false by default.
     """
 
     spec: ModelSpec
-    per_parameter: BytesPerParameter
-    measure: MeasurePasses
+    bytes_per_parameter: BytesPerParameter
+    measure_passes: MeasurePasses
     include: frozenset[str] = frozenset()
     fixed_bytes: int = 0
     transient_bytes: TransientBytesOfRank = no_transient_bytes
     frees_gradients: bool = False
-    pads: bool = False
-    _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
-    _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
+    pads_shards: bool = False
+    _passes_by_key: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
+    _parameters_by_stage: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
-    _static: dict[Layout, list[int]] = field(default_factory=dict)
+    _static_bytes_by_layout: dict[Layout, list[int]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -228,12 +228,15 @@ class PeakEstimate:
 
     def share_parameter_counts(self, other_estimate: PeakEstimate) -> None:
         """Uses the counted parameters and static bytes of another estimate of the same model."""
-        if self.spec is other_estimate.spec and (self.per_parameter, self.include, self.pads) == (
-            other_estimate.per_parameter,
+        if self.spec is other_estimate.spec and (self.bytes_per_parameter, self.include, self.pads_shards) == (
+            other_estimate.bytes_per_parameter,
             other_estimate.include,
-            other_estimate.pads,
+            other_estimate.pads_shards,
         ):
-            self._parameters, self._static = other_estimate._parameters, other_estimate._static
+            self._parameters_by_stage, self._static_bytes_by_layout = (
+                other_estimate._parameters_by_stage,
+                other_estimate._static_bytes_by_layout,
+            )
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
@@ -253,12 +256,12 @@ class PeakEstimate:
 
     def _static_bytes_by_rank(self, layout: Layout) -> list[int]:
         """Returns the bytes of weights, gradients and optimizer states of each rank of a pipeline."""
-        if layout not in self._static:
+        if layout not in self._static_bytes_by_layout:
             rank_bytes = [0] * layout.pp
             for stage in stages(layout, self.layers):
                 rank_bytes[stage.pipeline_rank] += self.static_bytes(layout, stage)
-            self._static[layout] = rank_bytes
-        return self._static[layout]
+            self._static_bytes_by_layout[layout] = rank_bytes
+        return self._static_bytes_by_layout[layout]
 
     def _least_saved_bytes(self, layout: Layout, stage: Stage) -> int:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
@@ -278,7 +281,7 @@ class PeakEstimate:
         """
         sorted_ranks = sorted(
             self._distinct_ranks(layout, micro_batches).items(),
-            key=lambda rank: any(self._measurement_key(layout, stage) not in self._measured for stage in rank[1]),
+            key=lambda rank: any(self._measurement_key(layout, stage) not in self._passes_by_key for stage in rank[1]),
         )
         return any(is_too_large(self._rank_peak(layout, rank, stages, micro_batches)) for rank, stages in sorted_ranks)
 
@@ -366,14 +369,14 @@ class PeakEstimate:
             static_bytes += self._static_bytes_by_rank(layout)[layout.pp - 1 - rank]
         received_bytes = micro_batches * sum(batch.received for batch in pass_bytes)
         bytes_by_moment = (
-            saved_bytes + pass_peak + transient_bytes.in_passes,
+            saved_bytes + pass_peak + transient_bytes.during_passes,
             saved_bytes
             - min(batch.saved for batch in pass_bytes)
             + max(transient_bytes.backward_end, transient_bytes.forward_start),
             transient_bytes.gradient_reduction,
             transient_bytes.optimizer_step,
         )
-        return self.fixed_bytes + static_bytes + received_bytes + transient_bytes.always + max(bytes_by_moment)
+        return self.fixed_bytes + static_bytes + received_bytes + transient_bytes.whole_step + max(bytes_by_moment)
 
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, pass_bytes: MicroBatchBytes, pass_peaks: tuple[int, int, int]
@@ -393,7 +396,7 @@ class PeakEstimate:
     def static_bytes(self, layout: Layout, stage: Stage, only_gradients: bool = False) -> int:
         """Returns a stage's bytes of weights, gradients and optimizer states, or of the gradients alone."""
         parameters = self.stage_parameters(layout, stage)
-        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra_bytes = self.per_parameter
+        weight_bytes, gradient_bytes, optimizer_bytes, adamw_extra_bytes = self.bytes_per_parameter
         if only_gradients:
             weight_bytes = optimizer_bytes = adamw_extra_bytes = 0
         static_bytes = adamw_extra_bytes * (parameters.outside_layers + parameters.experts)
@@ -406,7 +409,7 @@ class PeakEstimate:
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
         """Returns the parameter counts of a pipeline stage on one rank."""
         expert_tp = layout.expert_tp
-        shard_count = layout.shards if self.pads and layout.zero == 3 else 1
+        shard_count = layout.shards if self.pads_shards and layout.zero == 3 else 1
         cache_key = (
             layout.tp,
             expert_tp,
@@ -415,10 +418,10 @@ class PeakEstimate:
             stage.has_embedding,
             stage.has_head,
         )
-        if cache_key not in self._parameters:
+        if cache_key not in self._parameters_by_stage:
             expert_layout = replace(layout, dp=expert_tp, cp=1, ep=1, etp=expert_tp, zero=0, hsdp_replicas=1)
-            self._parameters[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
-        parameter_counts = self._parameters[cache_key]
+            self._parameters_by_stage[cache_key] = self._count_parameters(expert_layout, stage, shard_count)
+        parameter_counts = self._parameters_by_stage[cache_key]
         return parameter_counts._replace(
             dense=parameter_counts.dense - parameter_counts.experts, experts=parameter_counts.experts // layout.ep
         )
@@ -434,7 +437,7 @@ class PeakEstimate:
         return StageParameters(
             dense=parameter_count,
             experts=sum(
-                times(tree_node.cost_of_operation(count_parameters), tree_node.times)
+                times(tree_node.cost_of_operation(count_parameters), tree_node.copies)
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
@@ -472,11 +475,11 @@ class PeakEstimate:
     def _micro_batch_bytes(self, layout: Layout, stage: Stage, activation_shape: tuple[object, ...]) -> MicroBatchBytes:
         first_layer, end_layer, repeats_per_layer = self._measured_layers(stage)
         cache_key = self._measurement_key(layout, stage)
-        if cache_key not in self._measured:
+        if cache_key not in self._passes_by_key:
             measured_layout, measured_stage = self._layout_of_layers(layout, first_layer, end_layer, stage)
             run_repeats = [None] if repeats_per_layer is None else [SHORT_RUN_REPEATS + 1, SHORT_RUN_REPEATS]
-            self._measured[cache_key] = tuple(self.measure(measured_layout, measured_stage, run_repeats))
-        pass_bytes = self._measured[cache_key]
+            self._passes_by_key[cache_key] = tuple(self.measure_passes(measured_layout, measured_stage, run_repeats))
+        pass_bytes = self._passes_by_key[cache_key]
         if repeats_per_layer is None:
             return pass_bytes[0]
         longer_run, shorter_run = pass_bytes
@@ -548,7 +551,7 @@ def _pass_peaks(
     """Returns a stage's peak bytes before the first gradient, in the head's and in the layers' backward pass."""
     forward_peak = max(
         pass_bytes.layer_forward_peak,
-        pass_bytes.loss_peak + transient_bytes.at_loss,
+        pass_bytes.loss_peak + transient_bytes.around_loss,
         pass_bytes.saved_between_layers_and_head + transient_bytes.before_head,
     )
     if micro_batches > 1:
@@ -569,7 +572,7 @@ def _activation_shape(layout: Layout) -> tuple[object, ...]:
     return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
-def _has_routed_experts(tree_node: Place) -> bool:
+def _has_routed_experts(tree_node: NodePosition) -> bool:
     """Whether a module has weights of routed experts."""
     return isinstance(tree_node.node.op, ExpertLinear)
 

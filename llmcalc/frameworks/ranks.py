@@ -227,7 +227,7 @@ class Cluster:
     @property
     def device_rank(self) -> RankMemory:
         """The rank with the largest need of device memory."""
-        return rank_needing_most(self.by_rank)
+        return rank_with_most_memory(self.by_rank)
 
     @property
     def peak_rank(self) -> RankMemory:
@@ -235,7 +235,7 @@ class Cluster:
         return max(self.by_rank, key=lambda rank: (rank.device.peak_bytes, -rank.rank))
 
     @cached_property
-    def reserved_band(self) -> tuple[int, int] | None:
+    def reserved_range(self) -> tuple[int, int] | None:
         """The reserved bytes of the largest rank, without and with expandable segments of the allocator.
 
         None where the allocator's setting is given.
@@ -327,6 +327,6 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     )
 
 
-def rank_needing_most(ranks: Sequence[RankMemory]) -> RankMemory:
+def rank_with_most_memory(ranks: Sequence[RankMemory]) -> RankMemory:
     """Returns the memory of the first rank that needs the most device memory."""
     return max(ranks, key=lambda rank: (rank.device.device_bytes, -rank.rank))

@@ -49,11 +49,11 @@ class StageParameters(NamedTuple):
 class TransientBytes(NamedTuple):
     """A rank's temporary bytes at each point of a training step, 0 by default.
 
-    Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
+    Bytes of a moment inside of the passes are added to `during_passes`: they are negative where less exists then.
 
-    always: throughout the step.
-    in_passes: during forward and backward passes.
-    at_loss: around the loss.
+    whole_step: throughout the step.
+    during_passes: during forward and backward passes.
+    around_loss: around the loss.
     outside_layers: in the backward pass, where no layer runs.
     outside_modules: added to `outside_layers` where no module runs.
     before_head: between the layers' forward pass and that of the head.
@@ -69,9 +69,9 @@ class TransientBytes(NamedTuple):
     optimizer_step: the peak of the optimizer's step.
     """
 
-    always: int = 0
-    in_passes: int = 0
-    at_loss: int = 0
+    whole_step: int = 0
+    during_passes: int = 0
+    around_loss: int = 0
     outside_layers: int = 0
     outside_modules: int = 0
     before_head: int = 0
@@ -102,8 +102,9 @@ class OptimizerStepBytes(NamedTuple):
     """The temporary bytes of an optimizer step per tensor element, 0 by default.
 
     per_parameter: bytes per parameter.
-    per_largest: further bytes per element of the largest tensor.
-    per_second_largest: further bytes per element of the largest tensor in a layer, whose update may not be over yet.
+    per_element_of_largest: further bytes per element of the largest tensor.
+    per_element_of_largest_in_layers: further bytes per element of the largest tensor in a layer, whose update may not
+        be over yet.
     per_adamw_parameter: where matrices are updated apart (Muon), bytes per parameter that is no matrix in a layer; None
         where all parameters are updated alike.
     gradient_copy: bytes of the fp32 copy of an element of a gradient; part of `per_parameter`.
@@ -111,8 +112,8 @@ class OptimizerStepBytes(NamedTuple):
     """
 
     per_parameter: float = 0
-    per_largest: float = 0
-    per_second_largest: float = 0
+    per_element_of_largest: float = 0
+    per_element_of_largest_in_layers: float = 0
     per_adamw_parameter: float | None = None
     gradient_copy: int = 0
     gradient_element_bytes: int = 0
@@ -124,13 +125,15 @@ class OptimizerStepBytes(NamedTuple):
         shard_count, expert_shards = (layout.shards, layout.expert_shards) if is_sharded else (1, 1)
         parameter_bytes = self.per_parameter * (dense_parameters / shard_count + expert_parameters / expert_shards)
         if self.per_adamw_parameter is None:
-            largest_tensor_bytes = self.per_largest * max(stage.largest_tensor for stage in stage_parameters)
-            largest_tensor_bytes += self.per_second_largest * max(stage.largest_in_layers for stage in stage_parameters)
+            largest_tensor_bytes = self.per_element_of_largest * max(stage.largest_tensor for stage in stage_parameters)
+            largest_tensor_bytes += self.per_element_of_largest_in_layers * max(
+                stage.largest_in_layers for stage in stage_parameters
+            )
         else:
             largest_matrix = max(stage.largest_matrix for stage in stage_parameters)
             adamw_parameters = sum(stage.outside_layers for stage in stage_parameters) + expert_parameters
             largest_tensor_bytes = max(
-                (self.per_largest + self.per_second_largest) * largest_matrix,
+                (self.per_element_of_largest + self.per_element_of_largest_in_layers) * largest_matrix,
                 self.per_adamw_parameter * adamw_parameters,
             )
         extra_gradient_elements = sum(stage.extra_gradients for stage in stage_parameters)

@@ -19,7 +19,7 @@ class LayoutRules:
     untried_sizes: names of group sizes that the search leaves at 1.
     keeps_experts_whole: whether each rank of a mixture of experts holds whole experts (`etp` 1).
     sequence_parallel: whether tensor parallelism comes with sequence parallelism.
-    fills_pipeline: whether 1F1B needs at least as many micro-batches as stages.
+    needs_full_pipeline: whether 1F1B needs at least as many micro-batches as stages.
     pipelines_on_request: whether pipelines are tried only if an option of pipelines was given, or no layout is possible
         without them.
     keeps_gathered_in_pipelines: whether a pipeline keeps gathered weights after the forward pass by default.
@@ -33,7 +33,7 @@ class LayoutRules:
     untried_sizes: tuple[str, ...] = ()
     keeps_experts_whole: bool = False
     sequence_parallel: bool = False
-    fills_pipeline: bool = False
+    needs_full_pipeline: bool = False
     pipelines_on_request: bool = False
     keeps_gathered_in_pipelines: bool = False
     divides_weights: bool = False

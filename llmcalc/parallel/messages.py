@@ -130,7 +130,7 @@ def rank_messages(
     gradients.check(layout)
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
-    run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
+    run_config = RunConfig(workload.with_changes(seq=workload.seq // layout.cp, phase="training"))
     is_reentrant = gradients.always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))

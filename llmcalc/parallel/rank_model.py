@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 from ..algebra import Number, are_equal, times
 from ..errors import InputError
 from ..flow.record import Flow
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..model import ModelSpec
 from ..ops import ExpertLinear, IdentityExperts, Linear
 from ..ops.base import Op
@@ -88,7 +88,7 @@ class RankModel(ModelSpec):
         return cached_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage_of_rank).node()
 
     @cached_property
-    def recorded(self) -> Node:
+    def recorded_tree(self) -> Node:
         """The tree of the rank's program."""
         return _divide_tokens(self.program().node(), self.undivided_tree, self._symbolic_layout or self._layout)
 
@@ -120,10 +120,12 @@ class RankModel(ModelSpec):
                 if self._is_copied_on_tp_ranks(node_position, tensor.size, undivided_tensor.size):
                     parameters_by_component[node_position.kind] = parameters_by_component.get(
                         node_position.kind, 0
-                    ) + times(tensor.size, node_position.times)
+                    ) + times(tensor.size, node_position.copies)
         return parameters_by_component
 
-    def _is_copied_on_tp_ranks(self, node_position: Place, element_count: Number, undivided_count: Number) -> bool:
+    def _is_copied_on_tp_ranks(
+        self, node_position: NodePosition, element_count: Number, undivided_count: Number
+    ) -> bool:
         """Whether tensor-parallel ranks have equal tensors. size, undivided_size: elements on a rank and in total."""
         op, tp = node_position.node.op, self._layout.tp
         if isinstance(op, ExpertLinearOnRank):

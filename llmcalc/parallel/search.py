@@ -233,16 +233,16 @@ def check_planned(layout: Layout, layout_rules: LayoutRules, global_batch: int, 
     micro_batches, remainder = divmod(global_batch, layout.dp * micro_batch)
     if remainder:
         raise ImpossibleLayout(BATCH)
-    if not _fills_pipeline(layout, layout_rules, micro_batches):
+    if not _has_enough_micro_batches(layout, layout_rules, micro_batches):
         raise ImpossibleLayout(ROUNDS)
 
 
-def _fills_pipeline(layout: Layout, layout_rules: LayoutRules, micro_batches: int) -> bool:
+def _has_enough_micro_batches(layout: Layout, layout_rules: LayoutRules, micro_batches: int) -> bool:
     """Whether a framework's 1F1B schedule has enough micro-batches for the stages of a layout.
 
     Source: torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`.
     """
-    return not layout_rules.fills_pipeline or layout.schedule != "1f1b" or micro_batches >= layout.pp
+    return not layout_rules.needs_full_pipeline or layout.schedule != "1f1b" or micro_batches >= layout.pp
 
 
 def divisible_batch(devices: int, global_batch: int, micro_batch: int) -> int:
@@ -344,7 +344,7 @@ def _try_layout(
         refusal_reason = WIDTHS
     else:
         refusal_reason = layout_refusal(axes, layout, layer_count, micro_batches)
-    if not refusal_reason and not _fills_pipeline(layout, layout_rules, micro_batches):
+    if not refusal_reason and not _has_enough_micro_batches(layout, layout_rules, micro_batches):
         refusal_reason = ROUNDS
     if refusal_reason:
         layout_search.refusal_counts[refusal_reason] += 1

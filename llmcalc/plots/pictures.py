@@ -158,7 +158,7 @@ def time_picture(compute_answer: Callable[[], ReportedAnswer], node_depth: int =
 
     answer = compute_answer()
     parts_table = answer.report().tables[0]
-    return plot_time(parts_table.heading, parts_table.aside, answer.result, node_depth)
+    return plot_time(parts_table.heading, parts_table.subtitle, answer.result, node_depth)
 
 
 def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
@@ -168,7 +168,7 @@ def roofline_picture(compute_answer: Callable[[Phase], ReportedAnswer], phases: 
 
     answers = [compute_answer(phase) for phase in phases]
     report_tables = [answer.report().tables[0] for answer in answers]
-    titled_runs = [(answer.result, table.aside) for answer, table in zip(answers, report_tables, strict=True)]
+    titled_runs = [(answer.result, table.subtitle) for answer, table in zip(answers, report_tables, strict=True)]
     return plot_roofline(report_tables[0].title, titled_runs)
 
 
@@ -197,5 +197,5 @@ def serve_picture(compute_answer: Callable[[], ReportedAnswer]) -> Figure:
             f"{report_table.heading}: there is nothing to draw; expected more --devices or a shorter request"
         )
     return plot_servers(
-        report_table.heading, report_table.aside, answer.result, LatencyLimits(**answer.document["limits"])
+        report_table.heading, report_table.subtitle, answer.result, LatencyLimits(**answer.document["limits"])
     )

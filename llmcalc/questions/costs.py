@@ -118,12 +118,12 @@ def _training_cost(
 
 def _with_usual_step(run_question: RunQuestion) -> tuple[RunQuestion, list[str]]:
     """Adds the usual training length to a question without a length, and returns a note about it."""
-    settings = run_question.settings.with_(phase="training").with_usual_recomputation()
+    settings = run_question.settings.with_changes(phase="training").with_usual_recomputation()
     assumed_options: list[str] = []
     if settings.seq is None:
         spec = run_question.preset.model
         longest_sequence_length = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING
-        settings = settings.with_(seq=min(USUAL_TRAINING, longest_sequence_length))
+        settings = settings.with_changes(seq=min(USUAL_TRAINING, longest_sequence_length))
         assumed_options.append(f"--seq {settings.seq}")
     return replace(run_question, settings=settings), assumed_options
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..reports.kv import Cache
     from ..reports.measured_params import MeasuredParams
     from ..reports.params import Params
-    from ..studies.draft import Draft
+    from ..studies.draft import DraftCosts
     from ..studies.utilization import MeasuredRun
     from ..symbolic.formulas import RecomputeChoice
     from ..workload.run_config import RunConfig
@@ -65,21 +65,21 @@ class ParamsQuestion:
         from ..costs.params import params
         from ..reports.params import Params
 
-        rank_share = _share_of_rank(self.rank, preset.model, lambda model: params(model, self.include).total, "holds")
+        rank_share = _selected_rank(self.rank, preset.model, lambda model: params(model, self.include).total, "holds")
         parameter_count = params(preset.model if rank_share is None else rank_share.model, self.include)
         return Params.of_result(
             parameter_count, preset=preset, share=rank_share, draft=_draft_of_target(preset, self.draft)
         )
 
 
-def _share_of_rank(
+def _selected_rank(
     rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> SelectedRank | None:
     """Returns the counts of one rank; None without one. Other arguments: as of `RankRequest.selected_rank`."""
     return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
 
 
-def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> Draft | None:
+def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> DraftCosts | None:
     """Returns the costs of a target model's draft; None without a draft. pass_fields: as in `draft_costs`."""
     if draft_preset is None:
         return None
@@ -233,7 +233,7 @@ class FlopsQuestion:
             run_config = run_config.with_workload(
                 **{lengthened_field: getattr(run_config.workload, lengthened_field) + added_tokens}
             )
-        rank_share = _share_of_rank(
+        rank_share = _selected_rank(
             self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
         )
         if rank_share is None:
@@ -291,7 +291,7 @@ class CacheQuestion:
         def cache(model: ModelSpec | RankModel) -> CacheSize:
             return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
-        rank_share = _share_of_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
+        rank_share = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
         cache_size = cache(preset.model if rank_share is None else rank_share.model)
         sequences = {"batch": cache_size.workload.batch, "seq": cache_size.workload.seq, "kv_dtype": self.kv_dtype}
         return Cache.of_result(
@@ -380,7 +380,7 @@ class ExplainQuestion:
         if quantity == "time":
             return self._time_answer(preset, seq)
         formula_setting = FormulaSetting(seq=seq, pairs=self.pairs, dtype=cache_format(self.kv_dtype).name)
-        rank_share = _share_of_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
+        rank_share = _selected_rank(self.rank, spec, lambda model: params(model, self.include).total, "holds")
         if quantity == "activations":
             from ..symbolic.activations import explain_activations
 

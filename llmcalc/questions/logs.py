@@ -118,7 +118,7 @@ class _LoggedRun:
 
 def read_flags(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_idle}
+    flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_memory_neutral}
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in parsed_log.flags.items():
@@ -417,7 +417,7 @@ def _wrong_term_and_flag(
         return wrong_term, ""  # what compiled is off, which no flag changes
     if wrong_term == "kv_cache" and most_different_term is not None and not most_different_term.computed:
         return wrong_term, suggested_flag  # the layout is another one, which no flag for the cache changes
-    engine_flags = engine(parsed_log.program).flag_of if parsed_log.program in FOLDERS else {}
+    engine_flags = engine(parsed_log.program).flags_by_term if parsed_log.program in FOLDERS else {}
     logged_flag = parsed_log.suggested_flag if wrong_term == "kv_cache" else ""
     if wrong_term == "kv_cache" and _has_computed_cache_format(compared_terms):
         logged_flag = logged_flag or engine_flags.get("budget", "")

@@ -160,7 +160,7 @@ def _question_of_row(
     return replace(
         run_question,
         preset=read_model(row_cells["model"]) if "model" in row_cells else run_question.preset,
-        settings=run_question.settings.with_(**settings),
+        settings=run_question.settings.with_changes(**settings),
         layout=replace(run_question.layout, **layout),
         accelerators=(find_hardware(row_cells["hardware"]),) if "hardware" in row_cells else run_question.accelerators,
     )

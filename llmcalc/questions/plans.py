@@ -26,7 +26,7 @@ def plan_settings(settings: Settings, is_setting_given: Callable[[str], bool]) -
     """
     if is_setting_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
-    settings = settings if is_setting_given("phase") else settings.with_(phase="training")
+    settings = settings if is_setting_given("phase") else settings.with_changes(phase="training")
     return settings.with_usual_recomputation()
 
 
@@ -151,7 +151,7 @@ def ask_plan(
         layout_plan = replace(
             layout_plan, untried_frameworks=untried_frameworks(run_question, layout_plan.framework.name)
         )
-    if not layout_plan.plan.feasible and layout_plan.plan.nearest is None:
+    if not layout_plan.plan.feasible and layout_plan.plan.nearest_candidate is None:
         workload, layout_refusals = layout_plan.memory.states.workload, layout_plan.framework.layouts
         batch_sizes = layout_plan.global_batch, int(workload.batch)
         suggestion = nearest_layouts_text(
@@ -160,7 +160,7 @@ def ask_plan(
             workload.seq,
             check_layout=lambda nearby_layout: check_planned(nearby_layout, layout_refusals, *batch_sizes),
         )
-        refused_layouts, batch_reasons = layout_plan.plan.refused, (BATCH, ROUNDS)
+        refused_layouts, batch_reasons = layout_plan.plan.refusal_counts, (BATCH, ROUNDS)
         refusals_by_batch = [reason for reason in batch_reasons if reason in refused_layouts]
         if refusals_by_batch and (
             layout_plan.is_batch_assumed or not suggestion or len(refused_layouts) == len(refusals_by_batch)
@@ -205,5 +205,5 @@ def _compared_plans(
             )
         except InputError:  # it does not train this model, or has no such layouts
             continue
-        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest else []
+        compared_plans += [compared_plan] if compared_plan.plan.feasible or compared_plan.plan.nearest_candidate else []
     return tuple(compared_plans)

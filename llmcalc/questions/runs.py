@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksMemoryAnswer
-    from ..studies.draft import Draft
+    from ..studies.draft import DraftCosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class RunQuestion(RunOptions):
         """Returns the question with `--recompute selective` replaced by the modules that the framework recomputes."""
         if self.settings.recompute != SELECTIVE:
             return self
-        return replace(self, settings=self.settings.with_(recompute=framework_record.selective_recompute))
+        return replace(self, settings=self.settings.with_changes(recompute=framework_record.selective_recompute))
 
     def frameworks_for_plans(self) -> Iterator[tuple[Framework, InputError | None]]:
         """Yields the usual frameworks of plans, each with the reason why it cannot train the run; None if it can.
@@ -143,7 +143,11 @@ class RunQuestion(RunOptions):
         from .usual_engines import usual_scheme_of
 
         usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
-        return self if usual_scheme is None else replace(self, settings=self.settings.with_(quantize=usual_scheme[0]))
+        return (
+            self
+            if usual_scheme is None
+            else replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
+        )
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -180,17 +184,17 @@ class RunQuestion(RunOptions):
             other_models = draft_bytes(self.draft, self.settings)
         settings = self.settings
         if settings.phase == "training" and settings.lora_rank is not None and settings.base is None:
-            settings = settings.with_(base=base_of_checkpoint(preset.stored_as))
+            settings = settings.with_changes(base=base_of_checkpoint(preset.stored_as))
             if (
                 (preset.stored_as or {}).get("quant_method") in INTEGER_METHODS
                 and settings.keeps_experts_in_16_bits
                 and not settings.lora_experts
                 and preset.model.has_experts
             ):  # GPTQ and AWQ store each expert as linear layers of 4 bits, unlike bitsandbytes
-                settings = settings.with_(quantized_experts=True)
+                settings = settings.with_changes(quantized_experts=True)
             settings = settings if self.launch is not None else settings.with_usual_recomputation()
         if self._is_float16_training:
-            settings = settings.with_(precision="fp16-master")
+            settings = settings.with_changes(precision="fp16-master")
         return memory(preset.model, settings, preset.dtype, self.include, preset.checkpoint, cuda_runtime, other_models)
 
     @property
@@ -255,7 +259,7 @@ def with_implied_phase(
         return settings.with_usual_recomputation()
     if is_setting_given("users"):
         raise users_in_training_error(typed_training_option)
-    return settings.with_(phase="training").with_usual_recomputation()
+    return settings.with_changes(phase="training").with_usual_recomputation()
 
 
 def _training_framework_option(layout: LayoutRequest) -> str:
@@ -517,7 +521,7 @@ def _with_draft_model(run_question: RunQuestion, draft_preset: Preset) -> RunQue
     return replace(run_question, draft=draft_preset)
 
 
-def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> Draft | None:
+def _draft_of_run(run_question: RunQuestion, target_memory: Memory) -> DraftCosts | None:
     """Returns the draft model and its cache in the run; None without a draft model."""
     if run_question.draft is None:
         return None
@@ -582,7 +586,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
     }
     if launched_run is None and not layout.has_options:
         if run_question.settings.recompute == SELECTIVE:  # without a framework
-            run_question = replace(run_question, settings=run_question.settings.with_(recompute="attention"))
+            run_question = replace(run_question, settings=run_question.settings.with_changes(recompute="attention"))
         settings = run_question.settings  # the page has no frameworks at first
         if settings.precision in NARROW_PRODUCTS or settings.cross_entropy in FRAMEWORK_LOSSES:
             from ..frameworks.registry import framework_of

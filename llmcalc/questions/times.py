@@ -52,9 +52,9 @@ def settings_with_phase(
     if framework is not None and is_setting_given("users"):
         raise users_in_training_error(f"--framework {framework}")
     if options.global_batch is not None or can_train or framework is not None:
-        return settings.with_(phase="training")
+        return settings.with_changes(phase="training")
     reads_prompt = bool(run_question.preset.model.model_without_tokens) or options.server or options.context is not None
-    return settings.with_(phase="prefill" if reads_prompt else "decode")
+    return settings.with_changes(phase="prefill" if reads_prompt else "decode")
 
 
 ASSUMED_PHASES = {"decode": "decoding of a token", "prefill": "a prompt"}
@@ -315,16 +315,16 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
 
     ranked_layouts = layout_plan.plan
     assert run_question.hardware is not None
-    if ranked_layouts.refused and TOO_MUCH not in ranked_layouts.refused:
-        refusal_reason = max(ranked_layouts.refused, key=ranked_layouts.refused.__getitem__)
+    if ranked_layouts.refusal_counts and TOO_MUCH not in ranked_layouts.refusal_counts:
+        refusal_reason = max(ranked_layouts.refusal_counts, key=ranked_layouts.refusal_counts.__getitem__)
         if refusal_reason == BATCH:
             expected_text = f"--global-batch as a multiple of {devices}, or another number of devices"
             return InputError(
-                f"--devices {devices}: {ranked_layouts.tried:,} layouts were tried, and {refusal_reason}; "
+                f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
                 f"expected {expected_text}"
             )
         return InputError(
-            f"--devices {devices}: none of {ranked_layouts.tried:,} layouts can be counted, "
+            f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
             f"most because {refusal_reason}; expected --step with a measured step"
         )
     is_typed_without_full = run_question.settings.recompute not in (None, "full")
@@ -333,9 +333,9 @@ def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices
         f" ({sentence})" for sentence in untried_frameworks(run_question, layout_plan.framework.name)
     )
     return InputError(
-        f"--devices {devices}: no layout of {ranked_layouts.tried:,} under {layout_plan.framework.title} fits the "
-        f"memory of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a measured "
-        "step"
+        f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {layout_plan.framework.title} fits "
+        f"the memory of {run_question.hardware.title}{untried_text}; expected {memory_advice}, or --step with a "
+        "measured step"
     )
 
 
@@ -374,7 +374,9 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     ]
     return replace(
         run_question,
-        settings=run_question.settings.with_(**{setting: getattr(default_settings, setting) for setting in adapters}),
+        settings=run_question.settings.with_changes(
+            **{setting: getattr(default_settings, setting) for setting in adapters}
+        ),
     )
 
 
@@ -604,7 +606,7 @@ def _with_usual_scheme(
     if usual_scheme is None:
         return run_memory, ()
     scheme, remark = usual_scheme
-    return run_memory.with_(quantize=scheme), (remark,)
+    return run_memory.with_changes(quantize=scheme), (remark,)
 
 
 def _in_context_of_server(
@@ -633,7 +635,7 @@ def _in_context_of_server(
     if not 1 < context <= usual_context(run_memory.spec, is_decoding=True):
         return run_memory, ()
     note = f"{engine_record.title} has a context of {context:,} tokens here by default; --seq for another"
-    return run_memory.with_(seq=context - 1), (note,)
+    return run_memory.with_changes(seq=context - 1), (note,)
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:
@@ -666,7 +668,7 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
 
     if not layout_request.is_undivided:
         return layout_request.layout()
-    return serving_replicas(run_memory.with_(phase="inference"), hardware, layout_request)[1].layout
+    return serving_replicas(run_memory.with_changes(phase="inference"), hardware, layout_request)[1].layout
 
 
 def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:

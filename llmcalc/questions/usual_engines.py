@@ -23,7 +23,7 @@ from ..studies.fit import (
     SettingChange,
     cli_options,
     largest_fitting_number,
-    single_changes,
+    single_setting_changes,
 )
 from ..units import DTYPE_BITS
 
@@ -159,7 +159,7 @@ class UsualEngine:
         )
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
-            for settings in chain(*single_changes(run_memory, self.hardware, batch, seq)):
+            for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
                 formats = {format_field: settings[format_field] for format_field in FORMATS if format_field in settings}
                 changed_engine = replace(self, seq=settings.get("seq", self.seq), options={**self.options, **formats})
                 needed_bytes = changed_engine.device_bytes(settings.get("batch", users))

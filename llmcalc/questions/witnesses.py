@@ -63,10 +63,13 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
 
 
 class VerifyResult(NamedTuple):
-    """The result of `llmcalc verify`. verdicts: one per model. skipped: reasons by model that could not be compared."""
+    """The result of `llmcalc verify`.
+
+    verdicts: one per model. skip_reasons: reasons by model that could not be compared.
+    """
 
     verdicts: list[Verdict]
-    skipped: dict[str, str]
+    skip_reasons: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class VerifyQuestion:
             except InputError as error:
                 if not self.everything or (self.against == "reference" and not isinstance(error, UnsupportedKernel)):
                     raise
-                verify_result.skipped[model_target] = str(error).removeprefix(f"{model_target}: ")
+                verify_result.skip_reasons[model_target] = str(error).removeprefix(f"{model_target}: ")
         is_verified = bool(verify_result.verdicts) and all(verdict.ok for verdict in verify_result.verdicts)
         return ReportedAnswer(verify_result, lambda: report(*verify_result), is_verified)
 

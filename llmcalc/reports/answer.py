@@ -14,7 +14,7 @@ from ..sources.preset import Preset
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import SelectedRank
-    from ..studies.draft import Draft
+    from ..studies.draft import DraftCosts
     from .document import Report, Table
 
 
@@ -89,7 +89,7 @@ class CountedAnswer(Answer):
 
     preset: Preset = MODEL_FIELD
     share: SelectedRank | None = field(default=None, repr=False, compare=False)
-    draft: Draft | None = field(default=None, repr=False, compare=False)
+    draft: DraftCosts | None = field(default=None, repr=False, compare=False)
 
 
 @frozen(repr=False)

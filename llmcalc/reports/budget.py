@@ -25,11 +25,11 @@ from .junit import xml_text
 from .notes import plural
 
 COLUMNS = (
-    Column("key", "bound on", justify="left", wrap=True),
+    Column("key", "bound on", justify="left", may_wrap=True),
     Column("measured", "value", displayed_text),
     Column("limit", "bound", displayed_text),
     Column("share", "of it", units.percent),
-    Column("verdict", "verdict", justify="left", verdict=True),
+    Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
 WRITE: dict[str, Callable[[Any], str]] = {"count": units.count, "FLOPs": units.flops, "bytes": units.memory}

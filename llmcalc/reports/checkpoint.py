@@ -48,7 +48,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
     )
     total_elements = checkpoint.elements or 1
     part_rows = [Row([prefix, count, count / total_elements]) for prefix, count in elements_by_prefix.items()]
-    part_rows.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
+    part_rows.append(Row(["total", checkpoint.elements, 1.0], is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
@@ -93,12 +93,12 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
             "elements": checkpoint.elements,
         },
         "ok": tensor_match.ok,
-        "matched": tensor_match.matched,
+        "matched": tensor_match.matched_count,
         "missing": [
             {"node": expected_tensor.node, "shape": list(expected_tensor.shape)}
             for expected_tensor in tensor_match.missing
         ],
-        "extra": [{"tensor": tensor.name, "shape": list(tensor.shape)} for tensor in tensor_match.extra],
+        "extra": [{"tensor": tensor.name, "shape": list(tensor.shape)} for tensor in tensor_match.unexpected],
         "misshapen": [
             {
                 "node": expected_tensor.node,
@@ -106,28 +106,28 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
                 "tensor": stored_tensor.name,
                 "shape": list(stored_tensor.shape),
             }
-            for expected_tensor, stored_tensor in tensor_match.misshapen
+            for expected_tensor, stored_tensor in tensor_match.shape_mismatches
         ],
         "stored_again": [stored_tensor.name for stored_tensor in tensor_match.tied_copies],
         "buffers": [stored_tensor.name for stored_tensor in tensor_match.buffers],
     }
     columns = (
-        Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", wrap=True),
+        Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", may_wrap=True),
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
     table_rows = [
         Row(["misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape)])
-        for expected_tensor, stored_tensor in tensor_match.misshapen
+        for expected_tensor, stored_tensor in tensor_match.shape_mismatches
     ]
     table_rows += [
         Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
         for expected_tensor in tensor_match.missing
     ]
-    table_rows += [Row(["extra", tensor.name, _shape_text(tensor.shape), None]) for tensor in tensor_match.extra]
+    table_rows += [Row(["extra", tensor.name, _shape_text(tensor.shape), None]) for tensor in tensor_match.unexpected]
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
-        f"{tensor_match.matched:,} expected tensors found; {len(tensor_match.missing):,} missing, "
-        f"{len(tensor_match.extra):,} extra, {len(tensor_match.misshapen):,} misshapen"
+        f"{tensor_match.matched_count:,} expected tensors found; {len(tensor_match.missing):,} missing, "
+        f"{len(tensor_match.unexpected):,} extra, {len(tensor_match.shape_mismatches):,} misshapen"
     ]
     if len(table_rows) > MOST_SHOWN:
         notes.append(f"{len(table_rows) - MOST_SHOWN:,} more; --format json lists all")

@@ -54,7 +54,7 @@ def _shorten_even_chunks(layers: str) -> str:
 RANK_COLUMNS = (
     Column("rank", "rank"),
     Column("stage", "stage"),
-    Column("layers", "layers", justify="left", brief=_shorten_even_chunks),
+    Column("layers", "layers", justify="left", shorten=_shorten_even_chunks),
     Column("peak_bytes", "peak", units.GIB.write),
     Column("after_step_bytes", "after step", units.GIB.write),
     Column("reserved_bytes", "reserved", units.GIB.write),
@@ -164,7 +164,9 @@ def report(
         memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", part_columns, part_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
-    ranks = Table(f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
+    ranks = Table(
+        f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", has_priority=has_stages
+    )
     phases_of_rank = Table(
         f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, phase_rows(largest_rank.device), name="phases"
     )
@@ -177,7 +179,7 @@ def report(
     fits_table = accelerators_table(
         accelerator_fits, f"Rank {largest_rank.rank} on one accelerator, in {units.GIB.name}"
     )
-    fits_table = fits_table._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
+    fits_table = fits_table._replace(has_priority=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         cluster_data(preset, cluster, accelerator_fits, launched_run)
         | ({"phases": phases_data(rollout)} if rollout else {}),
@@ -322,7 +324,7 @@ def cluster_data(
         "memory": {
             **peak_values,
             **{data_key: device_values[data_key] for data_key in ("reserved_bytes", "device_bytes", "terms")},
-            "reserved_band": None if cluster.reserved_band is None else list(cluster.reserved_band),
+            "reserved_band": None if cluster.reserved_range is None else list(cluster.reserved_range),
             "peak_rank": cluster.peak_rank.rank,
             "device_rank": cluster.device_rank.rank,
             "by_rank": [
@@ -480,8 +482,8 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
         notes += [f"{cluster.settings.precision}: {term.witness}" for term in estimated_terms if term.name == "tensors"]
     if cluster.attention == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
-    if cluster.reserved_band is not None:
-        reserved_range = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_band))
+    if cluster.reserved_range is not None:
+        reserved_range = " to ".join(units.GIB.write(byte_count) for byte_count in sorted(cluster.reserved_range))
         notes.append(
             f"reserved: {reserved_range} {units.GIB.name} by the allocator's setting (--allocator); here with segments"
         )

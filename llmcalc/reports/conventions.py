@@ -31,7 +31,7 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of
                 rule_of_thumb.error_full,
                 rule_of_thumb.error_causal,
             ],
-            strong=rule_of_thumb.key.startswith("exact_"),
+            is_bold=rule_of_thumb.key.startswith("exact_"),
         )
         for rule_of_thumb in rules_of_thumb
     ]

@@ -168,7 +168,7 @@ def _cost_notes(hardware: Hardware, run_cost: RunCost) -> list[str]:
     if run_cost.range is not None:
         time_model = None if run_cost.plan is None else run_cost.plan.times
         notes += float16_notes(hardware, "bf16" if time_model is None else time_model.dtype)
-        notes += unpriced_notes([] if time_model is None else time_model.unpriced)
+        notes += unpriced_notes([] if time_model is None else time_model.unpriced_options)
     if run_cost.added_options:
         notes.insert(0, f"what is typed does not fit: the cost is with {run_cost.added_options}")
     if run_cost.assumed_options:

@@ -27,7 +27,7 @@ SHOWN = 12
 """Largest number of nodes in a table; the JSON document has all."""
 
 QUANTITY_COLUMNS = (
-    Column("quantity", "quantity", justify="left", wrap=True),
+    Column("quantity", "quantity", justify="left", may_wrap=True),
     Column("before", "before", displayed_text),
     Column("after", "after", displayed_text),
     Column("change", "change", displayed_text),
@@ -35,22 +35,22 @@ QUANTITY_COLUMNS = (
 )
 
 NODE_COLUMNS = (
-    Column("node", "node", justify="left", wrap=True),
+    Column("node", "node", justify="left", may_wrap=True),
     Column("before", "before", displayed_text),
     Column("after", "after", displayed_text),
     Column("change", "change", displayed_text),
 )
 
 FIELD_COLUMNS = (
-    Column("field", "field", justify="left", wrap=True),
-    Column("before", "before", wrap=True),
-    Column("after", "after", wrap=True),
+    Column("field", "field", justify="left", may_wrap=True),
+    Column("before", "before", may_wrap=True),
+    Column("after", "after", may_wrap=True),
 )
 
 
 SKIPPED_COLUMNS = (
-    Column("file", "file", justify="left", wrap=True),
-    Column("reason", "reason", justify="left", wrap=True),
+    Column("file", "file", justify="left", may_wrap=True),
+    Column("reason", "reason", justify="left", may_wrap=True),
 )
 
 

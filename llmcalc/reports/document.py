@@ -41,28 +41,28 @@ class Column(NamedTuple):
     title: heading in text.
     write: function that writes a raw value as text.
     justify: side to which cells are aligned.
-    wrap: whether cells may be broken into several lines.
-    verdict: whether cells are verdicts, which have a colour on a terminal.
-    brief: function that shortens a text value for people.
-    bar: whether cells are bars, which are shown only where the width allows.
-    marks: regular expression → colour of its matches on a terminal.
+    may_wrap: whether cells may be broken into several lines.
+    is_verdict: whether cells are verdicts, which have a colour on a terminal.
+    shorten: function that shortens a text value for people.
+    is_bar: whether cells are bars, which are shown only where the width allows.
+    mark_colours: regular expression → colour of its matches on a terminal.
     """
 
     key: str
     title: str
     write: Callable[[Any], str] = str
     justify: Justify = "right"
-    wrap: bool = False
-    verdict: bool = False
-    brief: Callable[[str], str] = str
-    bar: bool = False
-    marks: Mapping[str, str] = MappingProxyType({})
+    may_wrap: bool = False
+    is_verdict: bool = False
+    shorten: Callable[[str], str] = str
+    is_bar: bool = False
+    mark_colours: Mapping[str, str] = MappingProxyType({})
 
     def colour(self, text: str, cell_value: Any) -> str:
         """Returns the colour of a cell; empty for no colour."""
-        if self.bar and cell_value is not None:
+        if self.is_bar and cell_value is not None:
             return str(cell_value.colour)
-        return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.verdict and text else ""
+        return COLOURS.get(text.split(" ", maxsplit=1)[0].rstrip(",:*"), "") if self.is_verdict and text else ""
 
 
 class DisplayedValue(NamedTuple):
@@ -88,13 +88,13 @@ class Row(NamedTuple):
 
     cells: one value per column; None for an empty cell.
     depth: levels by which the first cell is indented in text.
-    strong: whether the row is bold.
+    is_bold: whether the row is bold.
     is_sum: whether the row is the sum of other rows, or a part of it.
     """
 
     cells: Sequence[Any]
     depth: int = 0
-    strong: bool = False
+    is_bold: bool = False
     is_sum: bool = False
 
 
@@ -102,15 +102,15 @@ class Table(NamedTuple):
     """A table of an answer.
 
     title: the subject.
-    aside: text beside or below the heading.
+    subtitle: text beside or below the heading.
     notes: conventions and remarks below the table.
     answer: the result in a few words, in the heading.
     name: name of the table for `--table`.
     target: the TARGET as the user typed it; empty if the rows have a column `target`.
     is_optional: whether a short screen leaves the table out before rows of others; default false.
-    sooner: whether a short screen shows it before the tables above it.
-    centre: index of the row around which rows are kept on a short screen; default the first.
-    left_out: the tables and rows that a short screen leaves out, in words.
+    has_priority: whether a short screen shows it before the tables above it.
+    central_row: index of the row around which rows are kept on a short screen; default the first.
+    omission_text: the tables and rows that a short screen leaves out, in words.
     second_list: the name and the first column of a list of its own, which screens show beside the first list; None
         (default) for a table of one list.
     """
@@ -118,15 +118,15 @@ class Table(NamedTuple):
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    aside: str = ""
+    subtitle: str = ""
     notes: Sequence[str] = ()
     answer: str = ""
     name: str = ""
     target: str = ""
     is_optional: bool = False
-    sooner: bool = False
-    centre: int = 0
-    left_out: str = ""
+    has_priority: bool = False
+    central_row: int = 0
+    omission_text: str = ""
     second_list: tuple[str, int] | None = None
 
     @property
@@ -136,7 +136,7 @@ class Table(NamedTuple):
 
     def without_bars(self) -> Table:
         """Returns the table without columns of bars, for output that programs read."""
-        shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.bar]
+        shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.is_bar]
         if len(shown_columns) == len(self.columns):
             return self
         shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
@@ -167,16 +167,16 @@ class Report(NamedTuple):
     tables: the same for people.
     text: text that is printed unchanged in place of tables (LaTeX); default empty.
     warnings: notes that are also printed for formats without notes (CSV), each with the name of its model.
-    computed_last: entry of the document → its value, computed when the document is written; default none.
-    counts_notes: whether the lines of its shown notes are among those of a short screen; default false.
+    deferred_values: entry of the document → its value, computed when the document is written; default none.
+    counts_note_lines: whether the lines of its shown notes are among those of a short screen; default false.
     """
 
     data: dict[str, Any] | list[dict[str, Any]]
     tables: Sequence[Table] = ()
     text: str = ""
     warnings: Sequence[str] = ()
-    computed_last: Mapping[str, Callable[[], Any]] = {}
-    counts_notes: bool = False
+    deferred_values: Mapping[str, Callable[[], Any]] = {}
+    counts_note_lines: bool = False
 
     def with_target(self, target: str) -> Report:
         """Returns the report with a column that names the model (TARGET) in every table."""
@@ -228,7 +228,7 @@ class Report(NamedTuple):
         if isinstance(self.data, list):
             return self.data
         document_data = self.data | {
-            entry_name: compute_entry_value() for entry_name, compute_entry_value in self.computed_last.items()
+            entry_name: compute_entry_value() for entry_name, compute_entry_value in self.deferred_values.items()
         }
         return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
 
@@ -242,7 +242,7 @@ class Report(NamedTuple):
         tables: list[Table] = []
         remaining_notes, hidden_notes = MOST_NOTES, 0
         for table in [*self.tables, None]:
-            left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
+            left_out_notes = [tables[-1].omission_text] if tables and tables[-1].omission_text else []
             left_out_notes += [f"{hidden_notes} more note{'s' * (hidden_notes > 1)}"] if hidden_notes else []
             if left_out_notes and (table is None or table.answer):
                 notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: {omission_text}"]
@@ -293,7 +293,7 @@ def _report_with_changed_texts(report: Report, change_text: Callable[[str], str]
         table._replace(
             title=change_text(table.title),
             answer=change_text(table.answer),
-            aside=change_text(table.aside),
+            subtitle=change_text(table.subtitle),
             notes=[note_with_changed_text(note) for note in table.notes],
             columns=[
                 column._replace(title=change_text(column.title), write=changed_text_writer(column.write))
@@ -314,7 +314,7 @@ def cell_text(column: Column, cell_value: Any) -> str:
     """Returns the displayed text of a cell."""
     if cell_value is None:
         return ""
-    return column.brief(cell_value) if isinstance(cell_value, str) else column.write(cell_value)
+    return column.shorten(cell_value) if isinstance(cell_value, str) else column.write(cell_value)
 
 
 def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[str, Any] | list[dict[str, Any]]:

@@ -8,12 +8,12 @@ from .. import units
 from .document import Report
 
 if TYPE_CHECKING:
-    from ..studies.draft import Draft
+    from ..studies.draft import DraftCosts
 
 NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 
 
-def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) -> Report:
+def with_draft(report: Report, draft: DraftCosts | None, is_counted: bool = False) -> Report:
     """Returns the report with the draft model in the document and in a note on the first table.
 
     is_counted: whether the numbers of the report count the draft too.
@@ -26,7 +26,7 @@ def with_draft(report: Report, draft: Draft | None, is_counted: bool = False) ->
     )
 
 
-def draft_data(draft: Draft) -> dict[str, Any]:
+def draft_data(draft: DraftCosts) -> dict[str, Any]:
     """Returns the draft model's entry in a JSON document."""
     document_entry: dict[str, Any] = {
         "name": draft.preset.name,
@@ -37,7 +37,7 @@ def draft_data(draft: Draft) -> dict[str, Any]:
     return document_entry if draft.flop_count is None else {**document_entry, "flops": draft.flop_count.total}
 
 
-def draft_note(draft: Draft, is_counted: bool = False) -> str:
+def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
     """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     draft_names = [
         f"{units.exact(draft.params)} parameters",

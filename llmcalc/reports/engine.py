@@ -34,7 +34,7 @@ TERM_COLUMNS = (
     Column("term", "term", justify="left"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("status", "status", justify="left"),
-    Column("from", "from", justify="left", wrap=True),
+    Column("from", "from", justify="left", may_wrap=True),
 )
 
 
@@ -46,16 +46,16 @@ CHANGE_COLUMNS = (
     Column("flag", "change", justify="left"),
     Column("kv_tokens", "tokens", units.exact),
     Column("max_concurrency", "users", _users_text),
-    Column("starts", "starts", justify="left", verdict=True),
+    Column("starts", "starts", justify="left", is_verdict=True),
 )
 
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
     Column("devices", "devices", units.exact),
-    Column("flags", "flags", displayed_text, justify="left", wrap=True),
+    Column("flags", "flags", displayed_text, justify="left", may_wrap=True),
     Column("kv_tokens", "tokens", units.exact),
     Column("max_concurrency", "users", _users_text),
-    Column("serves", "fits", justify="left", verdict=True),
+    Column("serves", "fits", justify="left", is_verdict=True),
 )
 
 
@@ -334,7 +334,7 @@ def _terms_table(engine_use: EngineUse) -> Table:
             memory_term.status,
             _memory_term_source(memory_term),
         ]
-        table_rows.append(Row(token_cells, strong=memory_term.name in CACHE_TERMS))
+        table_rows.append(Row(token_cells, is_bold=memory_term.name in CACHE_TERMS))
     engine_memory = engine_use.memory
     table_rows += _device_rows(engine_use)
     token_cells = [
@@ -365,7 +365,7 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
         used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
         capacity_or_host_text = "the host's memory" if device == HOST else capacity_text
-        table_rows.append(Row([f"all, {device}", used_bytes, "", capacity_or_host_text], strong=True, is_sum=True))
+        table_rows.append(Row([f"all, {device}", used_bytes, "", capacity_or_host_text], is_bold=True, is_sum=True))
     return [*table_rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 

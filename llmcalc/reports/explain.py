@@ -128,7 +128,7 @@ def _json_number(exact_value: Fraction) -> int | float:
 def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
     """Returns a style that writes the number of every symbol except S, the sequence length."""
     return FormulaStyle(
-        latex=latex,
+        is_latex=latex,
         values={
             meaning.name: meaning.value for meaning in explanation.formulas.meanings.values() if meaning.name != KEYS
         },
@@ -264,7 +264,7 @@ def _component_rows(
         for formula in (
             section_formula for section_formula in formula_section.formulas if section_formula.quantity == quantity
         ):
-            formula_value = write_expression(formula.length_expression, FormulaStyle(grouped=True))
+            formula_value = write_expression(formula.length_expression, FormulaStyle(groups_digits=True))
             formula_texts = (
                 [formula_value]
                 if lacks_symbols
@@ -311,7 +311,7 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
     formula_texts = [
         write_expression(formula.expression),
         write_expression(formula.expression, _style_with_numbers(explanation)),
-        write_expression(formula.length_expression, FormulaStyle(grouped=True)),
+        write_expression(formula.length_expression, FormulaStyle(groups_digits=True)),
     ]
     seq, exact_value = explanation.formulas.setting.seq, _json_number(formula.value)
     if not explanation.formulas.has_symbols:
@@ -518,7 +518,9 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
                 write_expression(formula.expression, LATEX),
                 write_expression(formula.expression, _style_with_numbers(explanation, latex=True)),
             ]
-            formula_texts.append(write_expression(formula.length_expression, FormulaStyle(latex=True, grouped=True)))
+            formula_texts.append(
+                write_expression(formula.length_expression, FormulaStyle(is_latex=True, groups_digits=True))
+            )
             quantity_tex = rf"\text{{{QUANTITIES[formula.quantity][0]}}}"
             equation_lines += [
                 (quantity_tex if formula_index == 0 else "") + f" &= {formula_text}"

@@ -22,34 +22,34 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 class FormulaStyle:
     """The style in which a formula is written: plain text or LaTeX, letters or numbers.
 
-    latex: whether it is LaTeX.
+    is_latex: whether it is LaTeX.
     values: symbol → number that is written in its place.
-    grouped: whether thousands have commas and constants come first, as in results.
+    groups_digits: whether thousands have commas and constants come first, as in results.
     """
 
-    latex: bool = False
+    is_latex: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
-    grouped: bool = False
+    groups_digits: bool = False
 
     def number(self, exact_number: Fraction) -> str:
         """Writes a whole number with all digits, another number with at most four decimals or as a fraction."""
         if exact_number.denominator == 1:
-            digit_text = f"{exact_number.numerator:,}" if self.grouped else str(exact_number.numerator)
+            digit_text = f"{exact_number.numerator:,}" if self.groups_digits else str(exact_number.numerator)
         else:
             digit_text = short_decimal(exact_number)
             if not digit_text:
                 return (
                     rf"\tfrac{{{exact_number.numerator}}}{{{exact_number.denominator}}}"
-                    if self.latex
+                    if self.is_latex
                     else f"({exact_number.numerator}/{exact_number.denominator})"
                 )
-        return digit_text.replace(",", "{,}") if self.latex else digit_text
+        return digit_text.replace(",", "{,}") if self.is_latex else digit_text
 
     def symbol(self, symbol_name: str) -> str:
         if symbol_name in self.values:
             return self.number(Fraction(self.values[symbol_name]))
         letter, _, subscript = symbol_name.partition("_")
-        if not subscript or not self.latex:
+        if not subscript or not self.is_latex:
             return symbol_name
         return rf"{letter}_{{\text{{{latex_text(subscript)}}}}}"
 
@@ -69,7 +69,7 @@ def latex_text(plain_text: str) -> str:
 
 
 PLAIN = FormulaStyle()
-LATEX = FormulaStyle(latex=True)
+LATEX = FormulaStyle(is_latex=True)
 
 
 def short_decimal(exact_number: Fraction) -> str:
@@ -106,7 +106,9 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
         arguments_text = ", ".join(
             write_expression(argument, formula_style) for argument in sorted(expression.args, key=_term_order)
         )
-        return rf"\{function_name}({arguments_text})" if formula_style.latex else f"{function_name}({arguments_text})"
+        return (
+            rf"\{function_name}({arguments_text})" if formula_style.is_latex else f"{function_name}({arguments_text})"
+        )
     if isinstance(expression, sympy.floor):
         return _write_in_brackets(expression.args[0], formula_style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
@@ -116,13 +118,13 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
     """Returns the terms of a sum as texts. Each text after the first begins with its sign."""
     if not getattr(expression, "is_Add", False):
         return [write_expression(expression, formula_style)]
-    constants_first = formula_style.grouped and len(expression.free_symbols) == 1
+    constants_first = formula_style.groups_digits and len(expression.free_symbols) == 1
     ordered_terms = sorted(expression.args, key=_polynomial_degree if constants_first else _term_order)
     term_texts: list[str] = []
     for term_index, formula_term in enumerate(ordered_terms):
         is_negative = formula_term.could_extract_minus_sign()
         term_text = write_expression(-formula_term if is_negative else formula_term, formula_style)
-        sign_text = ("-" if formula_style.latex else "−") if is_negative else "+"
+        sign_text = ("-" if formula_style.is_latex else "−") if is_negative else "+"
         term_texts.append(
             f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
         )
@@ -146,23 +148,23 @@ def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
         )
     coefficient_value = Fraction(int(coefficient.p), int(coefficient.q))
     if (
-        not formula_style.latex
+        not formula_style.is_latex
         and coefficient_value.denominator != 1
         and (abs(coefficient_value.numerator) == 1 or not short_decimal(coefficient_value))
     ):  # h/4, 3·h/7; but 3.5·h
         denominator_factors.insert(0, str(coefficient_value.denominator))
         coefficient_value = Fraction(coefficient_value.numerator)
     if coefficient_value == -1 and numerator_factors:
-        numerator_factors[0] = ("-" if formula_style.latex else "−") + numerator_factors[0]
+        numerator_factors[0] = ("-" if formula_style.is_latex else "−") + numerator_factors[0]
     elif coefficient_value != 1 or not numerator_factors:
         numerator_factors.insert(0, formula_style.number(coefficient_value))
     multiplication_sign = (
-        r"\cdot " if formula_style.latex and formula_style.values else r"\," if formula_style.latex else "·"
+        r"\cdot " if formula_style.is_latex and formula_style.values else r"\," if formula_style.is_latex else "·"
     )
     numerator, denominator = multiplication_sign.join(numerator_factors), multiplication_sign.join(denominator_factors)
     if not denominator_factors:
         return numerator
-    if formula_style.latex:
+    if formula_style.is_latex:
         return rf"\frac{{{numerator}}}{{{denominator}}}"
     return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
@@ -173,14 +175,16 @@ def _write_power(base_expression: Any, exponent: int, formula_style: FormulaStyl
         base_text = f"({base_text})"
     if exponent == 1:
         return base_text
-    return rf"{base_text}^{{{exponent}}}" if formula_style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
+    return (
+        rf"{base_text}^{{{exponent}}}" if formula_style.is_latex else base_text + str(exponent).translate(SUPERSCRIPTS)
+    )
 
 
 def _write_in_brackets(expression: Any, formula_style: FormulaStyle, brackets: str, latex_bracket: str) -> str:
     content_text = write_expression(expression, formula_style)
     return (
         rf"\l{latex_bracket} {content_text} \r{latex_bracket}"
-        if formula_style.latex
+        if formula_style.is_latex
         else brackets[0] + content_text + brackets[1]
     )
 

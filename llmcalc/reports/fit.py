@@ -34,10 +34,10 @@ LARGEST_COLUMNS = (
 )
 
 CHANGE_COLUMNS = (
-    Column("option", "change", justify="left", wrap=True),
+    Column("option", "change", justify="left", may_wrap=True),
     Column("device_bytes", f"needed, {units.GIB.name}", units.GIB.write),
     Column("share", "share", units.percent),
-    Column("verdict", "verdict", justify="left", verdict=True),
+    Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
 VERDICTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
@@ -49,7 +49,7 @@ OPTION_COLUMNS = (
     Column("layout", "layout", justify="left"),
     Column("device_bytes", f"needed, {units.GIB.name}", units.GIB.write),
     Column("share", "share", units.percent),
-    Column("verdict", "verdict", justify="left", verdict=True),
+    Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
 
@@ -216,7 +216,7 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
             Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
             Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
         ]
-    framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried
+    framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
     order_position = (
         "the only layout"

@@ -118,12 +118,12 @@ def _tree_without_towers(node_tree: Node) -> Node:
 def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     """Returns the model's tree with FLOPs per node, with the encoders, which read images and audio separately."""
     node_figures = _node_figures_function(flop_count.include)
-    node_data = tree_data(_tree_without_towers(flop_count.tree).place(flop_count.run_config), node_figures)
+    node_data = tree_data(_tree_without_towers(flop_count.tree).root_position(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
         encoders: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.encoder_runs:
             towers_node = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers_node.place(encoder_run.run_config), node_figures)["children"]
+            encoders += tree_data(towers_node.root_position(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
         node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
         node_data |= {key: node_data[key] + encoder_sum for key, encoder_sum in encoder_sums.items()}
@@ -155,7 +155,7 @@ def _component_table(
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
         Column("flops", flops_scale.name, flops_scale.write),
         Column("share", "share", units.percent),
-        Column("bar", "", bars.share_bar, justify="left", bar=True),
+        Column("bar", "", bars.share_bar, justify="left", is_bar=True),
     )
 
     def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
@@ -280,7 +280,11 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
         for _, layer, *_ in stack.layer_groups()
     ]
     mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
-    return list(dict.fromkeys(mixer.uncounted for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted))
+    return list(
+        dict.fromkeys(
+            mixer.uncounted_work for mixer in mixers if isinstance(mixer, TokenMixer) and mixer.uncounted_work
+        )
+    )
 
 
 def _training_notes(flop_count: FlopCount) -> list[str]:

@@ -32,7 +32,7 @@ LIST_COLUMNS = (
 )
 
 DETAIL_COLUMNS = (
-    Column("quantity", "", justify="left", wrap=True),
+    Column("quantity", "", justify="left", may_wrap=True),
     Column("text", "value"),
     Column("value", "exactly", units.exact),
     Column("unit", "", justify="left"),

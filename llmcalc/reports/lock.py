@@ -18,19 +18,19 @@ def _short_digest(value_text: str) -> str:
 
 
 COLUMNS = (
-    Column("target", "model", justify="left", wrap=True),
+    Column("target", "model", justify="left", may_wrap=True),
     Column("parameters", "parameters", units.count),
     Column("active", "active", units.count),
     Column("bytes_per_token", "cache per token", units.memory),
     Column("bytes", "weights", units.memory),
-    Column("sha256", "SHA-256", justify="left", brief=_short_digest),
+    Column("sha256", "SHA-256", justify="left", shorten=_short_digest),
 )
 
 CHANGE_COLUMNS = (
-    Column("target", "model", justify="left", wrap=True),
-    Column("key", "value", justify="left", wrap=True),
-    Column("locked", "locked", brief=_short_digest),
-    Column("now", "now", brief=_short_digest),
+    Column("target", "model", justify="left", may_wrap=True),
+    Column("key", "value", justify="left", may_wrap=True),
+    Column("locked", "locked", shorten=_short_digest),
+    Column("now", "now", shorten=_short_digest),
 )
 
 

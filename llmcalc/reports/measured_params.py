@@ -33,7 +33,7 @@ def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report
     table_rows: list[Row] = []
     for submodule in module_tree.children:
         _add_rows(table_rows, submodule, 1, total_params, 0)
-    table_rows.append(Row(["total", None, None, total_params, 1.0], strong=True, is_sum=True))
+    table_rows.append(Row(["total", None, None, total_params, 1.0], is_bold=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"

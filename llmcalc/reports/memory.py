@@ -29,7 +29,7 @@ COLUMNS = (
     Column("dtype", "dtype"),
     Column("bytes", units.GIB.name, units.GIB.write),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share_bar, justify="left", bar=True),
+    Column("bar", "", bars.share_bar, justify="left", is_bar=True),
 )
 
 LONGEST_PATH = 24
@@ -49,7 +49,7 @@ def _shorten_path(path: str) -> str:
 PHASE_COLUMNS = (
     Column("phase", "phase", justify="left"),
     Column("bytes", f"most, {units.GIB.name}", units.GIB.write),
-    Column("node", "where", justify="left", brief=_shorten_path),
+    Column("node", "where", justify="left", shorten=_shorten_path),
     Column("course", "from start to end", justify="left"),
 )
 
@@ -58,7 +58,7 @@ FIT_COLUMNS = (
     Column("usable_bytes", "capacity", units.GIB.write),
     Column("share", "needed", units.percent),
     Column("left_bytes", "headroom", units.GIB.write),
-    Column("verdict", "verdict", justify="left", verdict=True),
+    Column("verdict", "verdict", justify="left", is_verdict=True),
 )
 
 IN_PEAK = ("tensors", "cuBLAS workspaces", "rounding to blocks")
@@ -181,8 +181,8 @@ def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Tab
         table_rows,
         notes=["; ".join(notes)] if notes else [],
         name="fits",
-        sooner=True,
-        centre=first_fitting_index,
+        has_priority=True,
+        central_row=first_fitting_index,
     )
 
 
@@ -276,10 +276,10 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
     allocator_terms = estimated_parts(device, includes_runtime=False)
     table_rows += [Row([f"of these: {name}", *(count for _ in phases)], 1) for name, count in allocator_terms]
     table_rows.append(
-        Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], strong=True, is_sum=True)
+        Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], is_bold=True, is_sum=True)
     )
     table_rows += [Row([kind_name, *peak_cells(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
-    table_rows.append(Row(["required", *peak_cells(device.device_bytes)], strong=True, is_sum=True))
+    table_rows.append(Row(["required", *peak_cells(device.device_bytes)], is_bold=True, is_sum=True))
     return columns, [*table_rows, *([Row(["on the host", *peak_cells(device.host_bytes)])] if device.host else [])]
 
 

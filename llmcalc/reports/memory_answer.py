@@ -19,7 +19,7 @@ from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 
 if TYPE_CHECKING:
-    from ..studies.draft import Draft
+    from ..studies.draft import DraftCosts
     from .document import Report
 
 ASSUMED = "H100"
@@ -86,7 +86,7 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
     draft: a draft of speculative decoding, which the bytes count too; default None.
     """
 
-    draft: Draft | None = field(default=None, repr=False, compare=False)
+    draft: DraftCosts | None = field(default=None, repr=False, compare=False)
 
     @property
     def memory(self) -> Memory:

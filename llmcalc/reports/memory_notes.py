@@ -262,7 +262,7 @@ def _pure_bf16_note(run_memory: Memory) -> str:
     if run_memory.states.precision != "bf16-master":
         return ""
     try:
-        pure_bf16_bytes = run_memory.with_(precision="bf16").states.total_bytes
+        pure_bf16_bytes = run_memory.with_changes(precision="bf16").states.total_bytes
     except InputError:
         return ""
     saved_bytes = run_memory.states.total_bytes - pure_bf16_bytes

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ..algebra import times
-from ..flow.tree import Cost, Place
+from ..flow.tree import Cost, NodePosition
 
-Figures: TypeAlias = Callable[[Place], dict[str, Any]]
+Figures: TypeAlias = Callable[[NodePosition], dict[str, Any]]
 """Function of a node in its context that returns its numbers by name."""
 
 
-def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]:
+def tree_data(node_position: NodePosition, figures_function: Figures) -> dict[str, Any]:
     """Returns a node and its descendants as nested dicts with counts."""
     node = node_position.node
     node_data: dict[str, Any] = {"name": node.path_segment, **figures_function(node_position)}
@@ -29,7 +29,7 @@ def tree_data(node_position: Place, figures_function: Figures) -> dict[str, Any]
 
 
 def node_figures_data(
-    quantity: str, node_position: Place, cost_function: Cost, included_parts: frozenset[str] = frozenset()
+    quantity: str, node_position: NodePosition, cost_function: Cost, included_parts: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """Returns the cost of a node: of all its repeats in one parent, of one repeat, and of all repeats in the model.
 
@@ -45,4 +45,4 @@ def node_figures_data(
     node_figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat_count)}
     if repeat_count != 1:
         node_figures |= {"repeat": repeat_count, f"{quantity}_each": cost_per_repeat}
-    return node_figures | {f"{quantity}_in_all": times(cost_per_repeat, node_position.times)}
+    return node_figures | {f"{quantity}_in_all": times(cost_per_repeat, node_position.copies)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_params_of, total_params_of
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
@@ -32,7 +32,7 @@ COLUMNS = (
     Column("repeat", "×", str),
     Column("parameters", "parameters", units.exact),
     Column("share", "share", units.percent),
-    Column("bar", "", bars.share_bar, justify="left", bar=True),
+    Column("bar", "", bars.share_bar, justify="left", is_bar=True),
 )
 
 
@@ -55,7 +55,7 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
             "left_out": parameter_count.left_out,
             "published": preset.published.parameters,
         },
-        "tree": tree_data(parameter_count.tree.place(), _node_figures_function(parameter_count.include)),
+        "tree": tree_data(parameter_count.tree.root_position(), _node_figures_function(parameter_count.include)),
     }
     if parameter_count.active_at_least != parameter_count.active:
         json_document["params"] |= {
@@ -65,12 +65,12 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
     if rank_share is not None:
         json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
-    table_rows.append(Row(["total", None, None, total_params, 1.0, None], strong=True, is_sum=True))
+    table_rows.append(Row(["total", None, None, total_params, 1.0, None], is_bold=True, is_sum=True))
     if parameter_count.active != total_params:
         table_rows.append(
             Row(
                 ["active per token", None, None, parameter_count.active, parameter_count.active / total_params, None],
-                strong=True,
+                is_bold=True,
                 is_sum=True,
             )
         )
@@ -99,21 +99,25 @@ Part: TypeAlias = tuple[str, Row]
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
     """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
     components_and_rows: list[Part] = []
-    for node_position in node_tree.place().children():
+    for node_position in node_tree.root_position().children():
         if not node_position.optional or node_position.optional in included_parts:
             _add_rows(components_and_rows, node_position, total_params, included_parts, 0)
     return _rows_with_bars(components_and_rows)
 
 
 def _add_rows(
-    components_and_rows: list[Part], node_position: Place, total_params: int, included_parts: frozenset[str], depth: int
+    components_and_rows: list[Part],
+    node_position: NodePosition,
+    total_params: int,
+    included_parts: frozenset[str],
+    depth: int,
 ) -> None:
     node, params_per_repeat = node_position.node, node_position.cost_per_repeat(total_params_of, included_parts)
     if not params_per_repeat:
         return
     node_name = f"{node.name} ({node.label})" if node.label else node.name
     components_and_rows.append(
-        (node_position.kind, _component_row(node_name, params_per_repeat, node_position.times, total_params, depth))
+        (node_position.kind, _component_row(node_name, params_per_repeat, node_position.copies, total_params, depth))
     )
     child_positions = list(node_position.children())
     if node.kind == "layer" or node.is_stack or node.optional:
@@ -125,7 +129,7 @@ def _add_rows(
             norm_total = sum(norm.total(total_params_of) for norm in norm_positions)
             if norm_total:
                 components_and_rows.append(
-                    ("norm", _component_row("norms", norm_total, node_position.times, total_params, depth + 1))
+                    ("norm", _component_row("norms", norm_total, node_position.copies, total_params, depth + 1))
                 )
         else:
             for norm in norm_positions:
@@ -268,7 +272,7 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
 def _node_figures_function(included_parts: frozenset[str]) -> Figures:
     """Returns a function of a node's total and, if fewer, active parameters for the JSON tree."""
 
-    def figures(node_position: Place) -> dict[str, Any]:
+    def figures(node_position: NodePosition) -> dict[str, Any]:
         node_data = node_figures_data("params", node_position, total_params_of, included_parts)
         active_params = node_position.total(active_params_of, included_parts)
         return node_data if active_params == node_data["params"] else node_data | {"active": active_params}

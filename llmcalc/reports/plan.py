@@ -28,7 +28,7 @@ from .time_estimate import (
 )
 
 LAYOUT_COLUMNS = (
-    Column("layout", "layout", justify="left", wrap=True),
+    Column("layout", "layout", justify="left", may_wrap=True),
     Column("micro_batches", "micro-batches", units.exact),
     Column("device_bytes", "required", units.GIB.write),
     Column("headroom_bytes", "headroom", units.GIB.write),
@@ -45,7 +45,7 @@ TIMED_COLUMNS = (
     Column("headroom_bytes", "free", units.GIB.write),
 )
 
-REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
+REFUSED_COLUMNS = (Column("reason", "why not", justify="left", may_wrap=True), Column("count", "layouts", units.exact))
 
 
 def report(
@@ -74,8 +74,8 @@ def report(
         )
         for framework_plan, layout_candidate, is_tie in _rows_with_ties(layout_plan)
     ]
-    if not table_rows and plan.nearest is not None:
-        table_rows = [_layout_row(layout_plan, plan.nearest)]
+    if not table_rows and plan.nearest_candidate is not None:
+        table_rows = [_layout_row(layout_plan, plan.nearest_candidate)]
     layout_position = None if requested_sizes is None else _order_position(layout_plan, requested_sizes)
     notes = without_repetitions(
         [
@@ -86,7 +86,7 @@ def report(
             nearest_text,
             *_nccl_headroom_notes(layout_plan),
             *_exchange_notes(layout_plan),
-            *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced),
+            *unpriced_notes([] if layout_plan.times is None else layout_plan.times.unpriced_options),
             *([] if layout_position is None else [_order_position_text(layout_position)]),
             f"assumed: {layout_plan.assumed_batch}, {layout_plan.step_tokens:,} tokens a step"
             if layout_plan.assumed_batch
@@ -104,9 +104,9 @@ def report(
     tables = [
         Table(title, table_columns, table_rows, run_description, notes, _answer_text(layout_plan), name="feasible")
     ]
-    if plan.refused:
+    if plan.refusal_counts:
         reason_rows = [
-            Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])
+            Row([reason, count]) for reason, count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
         ]
         tables.append(
             Table(
@@ -123,8 +123,8 @@ def report(
         json_document,
         tables,
         warnings=warnings_of_notes(preset, warnings),
-        computed_last=lazy_fields,
-        counts_notes=True,
+        deferred_values=lazy_fields,
+        counts_note_lines=True,
     )
     return report.with_target(preset.target)
 
@@ -193,13 +193,14 @@ def _comparison_notes(layout_plan: LayoutPlan) -> list[str]:
 
 def _fitting_layouts_text(plan: RankedLayouts) -> str:
     fits_verb = "fits" if len(plan.feasible) == 1 else "fit"
-    if not plan.unreplayed and UNTRIED in plan.refused:
-        return f"{len(plan.feasible):,} of {plural(plan.tried - plan.refused[UNTRIED], 'tried layout')} {fits_verb}"
+    if not plan.unreplayed and UNTRIED in plan.refusal_counts:
+        tried_text = plural(plan.tried_count - plan.refusal_counts[UNTRIED], "tried layout")
+        return f"{len(plan.feasible):,} of {tried_text} {fits_verb}"
     if not plan.unreplayed and not plan.feasible:
         return "no layout fits"
     if not plan.unreplayed:
-        return f"{len(plan.feasible):,} of {plural(plan.tried, 'layout')} {fits_verb}"
-    return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'layout')} counted in full {fits_verb}"
+        return f"{len(plan.feasible):,} of {plural(plan.tried_count, 'layout')} {fits_verb}"
+    return f"{len(plan.feasible) or 'none'} of {plural(plan.replay_count, 'layout')} counted in full {fits_verb}"
 
 
 def _usual_step_tokens_text(devices: int) -> str:
@@ -315,7 +316,7 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
     if attention_of(layout_plan.memory, layout_plan.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if layout_plan.recomputed is not None:
-        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried:,} may fit"
+        recomputed_fit_text = f"{layout_plan.recomputed:,} of {layout_plan.plan.tried_count:,} may fit"
         notes.insert(0, f"with --recompute full {recomputed_fit_text}: their tensors do")
     if layout_plan.plan.unreplayed:
         layout_count = len(layout_plan.plan.unreplayed)
@@ -325,13 +326,13 @@ def _plan_notes(layout_plan: LayoutPlan) -> list[str]:
             more_rows_hint = f"the search ended early: {FEWER_LAYOUTS}"
         notes.insert(
             0,
-            f"{layout_count:,} more of {plural(layout_plan.plan.tried, 'layout')} may fit: their tensors do, and "
+            f"{layout_count:,} more of {plural(layout_plan.plan.tried_count, 'layout')} may fit: their tensors do, and "
             "unused blocks of the allocator come on top (at most "
             f"{units.GIB.write(upper_bound)} {units.GIB.name} in all); {more_rows_hint}",
         )
-    if not layout_plan.plan.tried:
+    if not layout_plan.plan.tried_count:
         notes.insert(0, f"the given group sizes do not divide {plural(layout_plan.devices, 'device')}")
-    if not layout_plan.plan.feasible and layout_plan.plan.nearest is not None:
+    if not layout_plan.plan.feasible and layout_plan.plan.nearest_candidate is not None:
         notes.append("shown: the layout that requires least, of those that do not fit")
         if layout_plan.expandable_bytes is not None:
             notes.insert(
@@ -383,7 +384,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         "devices": layout_plan.devices,
         "framework": layout_plan.framework.name,
         "global_batch": layout_plan.global_batch,
-        "tried": sum(framework_plan.plan.tried for framework_plan in (layout_plan, *layout_plan.other_plans)),
+        "tried": sum(framework_plan.plan.tried_count for framework_plan in (layout_plan, *layout_plan.other_plans)),
         "by": "memory" if layout_plan.times is None else "time",
         "feasible": [
             candidate_data(layout_candidate, framework_plan.range(layout_candidate), is_tie)
@@ -402,7 +403,7 @@ def _plan_data(preset: Preset, layout_plan: LayoutPlan) -> dict[str, Any]:
         ],
         "unreplayed": [],
         "feasible_with_recompute": layout_plan.recomputed,
-        "refused": plan.refused,
-        "nearest": None if plan.nearest is None else candidate_data(plan.nearest),
+        "refused": plan.refusal_counts,
+        "nearest": None if plan.nearest_candidate is None else candidate_data(plan.nearest_candidate),
         "nearest_expandable_bytes": layout_plan.expandable_bytes,
     }

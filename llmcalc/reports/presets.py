@@ -31,11 +31,11 @@ def _round_difference_text(difference_text: str) -> str:
 
 LIST_COLUMNS = (
     Column("target", "name", justify="left"),
-    Column("kind", "kind", justify="left", brief=_short_model_kind),
-    Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
+    Column("kind", "kind", justify="left", shorten=_short_model_kind),
+    Column("released", "released", justify="left", shorten=lambda date: date[: len("2026-01")]),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
     Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
-    Column("published", "published", brief=_round_difference_text, verdict=True),
+    Column("published", "published", shorten=_round_difference_text, is_verdict=True),
 )
 
 DETAIL_COLUMNS = (

@@ -10,7 +10,7 @@ from ..device_memory.cuda_runtime import UNIFIED, CudaRuntime, cuda_runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import WITHOUT_A_NAME
 from ..frozen import frozen
 from ..sources.hardware import load_hardware
@@ -106,7 +106,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         return self.memory.states
 
     def largest_device_memory(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
-        return rank_needing_most(self.memory_of_ranks(cuda_runtime)).device
+        return rank_with_most_memory(self.memory_of_ranks(cuda_runtime)).device
 
     def report(self) -> Report:
         from .cluster import report

@@ -74,7 +74,7 @@ def phases_table(
         ]
         if any(phase_sums):
             table_rows.append(Row([memory_row_name, *(term_bytes or None for term_bytes in phase_sums)]))
-    phase_total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
+    phase_total = Row(["total", *(phase.bytes for phase in phases)], is_bold=True, is_sum=True)
     return Table(
         table_heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )

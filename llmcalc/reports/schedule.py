@@ -88,7 +88,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     timetable_chart = TimetableChart.from_timetable(
         timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths)
     )
-    table_columns += [Column("time", "time →", justify="left", marks=COLOURS), peak_column]
+    table_columns += [Column("time", "time →", justify="left", mark_colours=COLOURS), peak_column]
     table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [

@@ -30,7 +30,7 @@ def trim_to_screen(report: Report) -> Report:
         if is_answer_start and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
             table_groups.append([])
         table_groups[-1].append(table)
-    if report.counts_notes:
+    if report.counts_note_lines:
         table_groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in table_groups]
     return report._replace(tables=[table for table_group in table_groups for table in _trim_group(table_group)])
 
@@ -57,14 +57,14 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
     while is_too_long():
         longest_index = max(range(len(shorter_tables)), key=lambda index: (len(shorter_tables[index].rows), index))
         table = shorter_tables[longest_index]
-        removable_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
+        removable_rows = [row_index for row_index, row in enumerate(table.rows) if not row.is_bold]
         if not removable_rows or len(table.rows) <= FEWEST_ROWS:
             break
         shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != removable_rows[-1]]
         shorter_tables[longest_index] = table._replace(rows=shown_rows)
         omitted_rows += 1
     if omitted_rows or left_out_tables:
-        shorter_tables[-1] = shorter_tables[-1]._replace(left_out=_omission_text(left_out_tables, omitted_rows))
+        shorter_tables[-1] = shorter_tables[-1]._replace(omission_text=_omission_text(left_out_tables, omitted_rows))
     return shorter_tables
 
 
@@ -78,7 +78,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = MOST_LINES
     placed_tables: dict[int, Table] = {}
-    for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].sooner, index)):
+    for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].has_priority, index)):
         shorter_table = _trim_table(
             tables[table_index], free_lines - bool(placed_tables), is_required=not placed_tables
         )
@@ -101,7 +101,7 @@ def _trim_group(tables: Sequence[Table]) -> list[Table]:
                 for note in table.notes
             ),
         ]
-        shown_tables[-1] = shown_tables[-1]._replace(left_out=omitted_text, notes=list(dict.fromkeys(notes)))
+        shown_tables[-1] = shown_tables[-1]._replace(omission_text=omitted_text, notes=list(dict.fromkeys(notes)))
     return shown_tables
 
 
@@ -112,13 +112,13 @@ def _trim_table(table: Table, line_limit: int, is_required: bool = False) -> Tab
     """
     while line_count(table, COLUMNS) > line_limit:
         deepest_level = max((row.depth for row in table.rows), default=0)
-        plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.strong]
+        plain_rows = [row_index for row_index, row in enumerate(table.rows) if not row.is_bold]
         if deepest_level:
             table = table._replace(rows=[row for row in table.rows if row.depth < deepest_level])
         elif plain_rows and len(table.rows) > FEWEST_ROWS:
-            farthest_row = max(plain_rows, key=lambda row_index: (abs(row_index - table.centre), row_index))
+            farthest_row = max(plain_rows, key=lambda row_index: (abs(row_index - table.central_row), row_index))
             shown_rows = [row for row_index, row in enumerate(table.rows) if row_index != farthest_row]
-            table = table._replace(rows=shown_rows, centre=table.centre - (farthest_row < table.centre))
+            table = table._replace(rows=shown_rows, central_row=table.central_row - (farthest_row < table.central_row))
         else:
             return table if is_required else None
     return table

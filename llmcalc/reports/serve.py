@@ -53,21 +53,21 @@ RATE_COLUMNS = (
 )
 
 SERVER_COLUMNS = (
-    Column("server", "server", justify="left", wrap=True),
+    Column("server", "server", justify="left", may_wrap=True),
     Column("devices", "devices", units.exact),
     *SHARED_COLUMNS,
     *RATE_COLUMNS,
-    Column("keeps", "kept", justify="left", verdict=True),
+    Column("keeps", "kept", justify="left", is_verdict=True),
 )
 
 TRACE_COLUMNS = (
-    Column("server", "server", justify="left", wrap=True),
+    Column("server", "server", justify="left", may_wrap=True),
     Column("devices", "devices", units.exact),
     Column("ttft_50", "TTFT p50", displayed_text),
     Column("ttft_90", "TTFT p90", displayed_text),
     Column("tpot_90", "TPOT p90", displayed_text),
     *RATE_COLUMNS,
-    Column("keeps", "kept", justify="left", verdict=True),
+    Column("keeps", "kept", justify="left", is_verdict=True),
 )
 """Columns of servers that serve a trace: percentiles of its requests, each with its range."""
 
@@ -131,7 +131,7 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
     if chosen_server is not None:
         server = servers.servers[chosen_server.index]
         table_rows = [
-            Row(_curve_cells(server_point, serve_study), strong=server_point == chosen_server.point)
+            Row(_curve_cells(server_point, serve_study), is_bold=server_point == chosen_server.point)
             for server_point in servers.curves[chosen_server.index]
         ]
         tables.append(
@@ -140,9 +140,9 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
             )
         )
     json_document = _serve_data(serve_study, servers)
-    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
-        preset.target
-    )
+    return Report(
+        json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_note_lines=True
+    ).with_target(preset.target)
 
 
 def load_text(serve_study: ServeStudy) -> str:
@@ -210,11 +210,11 @@ def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     table_rows = []
     for server_index in servers_in_order:
         server, server_point = servers.servers[server_index], servers.points[server_index]
-        keeps_limits = servers.keeps_limits[server_index]
+        keeps_limits = servers.limit_verdicts[server_index]
         shown_point = server_point or servers.curves[server_index][-1 if serve_study.limits.concurrency else 0]
         verdict = "no" if not keeps_limits else AT_RISK if serve_study.limits.are_at_risk(shown_point.ttft) else "ok"
         row_cells = [layout_text(server), server.devices, *_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(Row(row_cells, strong=chosen_server is not None and server_index == chosen_server.index))
+        table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 
 
@@ -222,7 +222,7 @@ def _server_order(servers: StudiedServers, server_index: int) -> tuple[bool, boo
     server_point = servers.points[server_index]
     order_key = servers.servers[server_index].devices if servers.traces else -_rate_of_device(server_point)
     is_chosen = servers.chosen is not None and servers.chosen.index == server_index
-    return not is_chosen, not servers.keeps_limits[server_index], order_key, server_index
+    return not is_chosen, not servers.limit_verdicts[server_index], order_key, server_index
 
 
 def _rate_of_device(server_point: LoadPoint | None) -> float:
@@ -252,9 +252,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             if serve_study.price is None
             else _token_cost_of_trace(serve_study, server, trace_times)
         )
-        verdict = "ok" if servers.keeps_limits[server_index] else "no"
+        verdict = "ok" if servers.limit_verdicts[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
-        table_rows.append(Row(row_cells, strong=chosen_server is not None and server_index == chosen_server.index))
+        table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
     return table_rows
 
 
@@ -380,7 +380,7 @@ def _cheaper_tie_notes(serve_study: ServeStudy, servers: StudiedServers) -> list
     cheapest_rate, cheapest_server = max(
         (
             (point.per_device, server)
-            for server, point, keeps_limits in zip(servers.servers, servers.points, servers.keeps_limits, strict=True)
+            for server, point, keeps_limits in zip(servers.servers, servers.points, servers.limit_verdicts, strict=True)
             if keeps_limits and point is not None
         ),
         key=lambda candidate: candidate[0],

@@ -148,7 +148,7 @@ def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_shape_size_cells(shape), *cost_cells], strong=shape.target)
+    return Row([*_shape_size_cells(shape), *cost_cells], is_bold=shape.target)
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
@@ -163,7 +163,7 @@ def _literature_row(model_shape: ModelShape) -> Row:
             verdicts.critical_depth,
             "past" if verdicts.past_critical else "within",
         ],
-        strong=model_shape.target,
+        is_bold=model_shape.target,
     )
 
 
@@ -204,7 +204,7 @@ def _budget_text(shape_study: ShapeStudy) -> dict[str, Any]:
         "seq": shape_study.seq,
         "pairs": "full",
         "dtype": shape_study.dtype,
-        "shapes_counted": shape_study.searched,
+        "shapes_counted": shape_study.searched_count,
     }
 
 
@@ -257,7 +257,7 @@ def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_
         f"L: number of layers, h: hidden size; {per_token_text}",
         f"shapes within {100 * shape_study.tolerance:g} % of the budget: at each h the depth nearest to it, h/L from "
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
-        f"head sizes: which of 64, 96, 128 and 256 divide h; {shape_study.searched:,} shapes were counted",
+        f"head sizes: which of 64, 96, 128 and 256 divide h; {shape_study.searched_count:,} shapes were counted",
     ]
     embedding_shares = [model_shape.embedding_and_head / model_shape.parameters for model_shape in shape_study.shapes]
     if max(embedding_shares) > 0.5:

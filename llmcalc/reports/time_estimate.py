@@ -38,7 +38,7 @@ PART_NAMES = {
 BOUND_NAMES = {"compute": "compute", "memory": "memory", "network": "network", "wait": "waiting"}
 
 PART_COLUMNS = (
-    Column("part", "where it goes", justify="left", wrap=True),
+    Column("part", "where it goes", justify="left", may_wrap=True),
     Column("seconds", "time", displayed_text),
     Column("share", "share", units.percent),
     Column("bound", "bound by", justify="left"),
@@ -48,7 +48,7 @@ BOUND_COLUMN = 3
 """The first column of what bounds a run, a list of its own beside the run's parts."""
 
 NODE_COLUMNS = (
-    Column("node", "node", justify="left", wrap=True),
+    Column("node", "node", justify="left", may_wrap=True),
     Column("kind", "kind", justify="left"),
     Column("seconds", "time", displayed_text),
     Column("share", "share", units.percent),
@@ -296,12 +296,12 @@ def report(
     )
     shown_nodes = timed_nodes if by_node else timed_nodes[:FEW_NODES]
     table_rows = [_node_row(timed_node, timed_run.seconds) for timed_node in shown_nodes]
-    node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", sooner=by_node is not None)
+    node_table = Table("Parts of the model", NODE_COLUMNS, table_rows, name="nodes", has_priority=by_node is not None)
     json_document = _time_data(preset, timed_run, timed_nodes, measured_run)
     tables = [time_parts_table, node_table]
-    return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_notes=True).with_target(
-        preset.target
-    )
+    return Report(
+        json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_note_lines=True
+    ).with_target(preset.target)
 
 
 def _run_text(timed_run: TimedRun) -> str:

@@ -13,8 +13,8 @@ from .summary import headline, model_data
 from .time_estimate import duration_text
 
 COLUMNS = (
-    Column("node", "node", justify="left", wrap=True),
-    Column("formula", "formula", justify="left", wrap=True),
+    Column("node", "node", justify="left", may_wrap=True),
+    Column("formula", "formula", justify="left", may_wrap=True),
     Column("seconds", "value", displayed_text),
     Column("repeat", "times", units.exact),
 )

@@ -60,7 +60,7 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
                 utilization_row.mfu,
                 utilization_row.hfu,
             ],
-            strong=utilization_row.key.startswith("exact_"),
+            is_bold=utilization_row.key.startswith("exact_"),
         )
         for utilization_row in utilization.conventions
     ]

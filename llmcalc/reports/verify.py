@@ -75,7 +75,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
     ]
     table_columns = [
         Column("target", "model", justify="left"),
-        *(Column(quantity.strip("."), SHORT[quantity], verdict=True) for quantity in compared_groups),
+        *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_groups),
     ]
     table_columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
     column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
@@ -323,7 +323,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
         Column("measured", "measured", units.exact),
-        Column("difference", "difference", justify="left", wrap=True),
+        Column("difference", "difference", justify="left", may_wrap=True),
     )
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):

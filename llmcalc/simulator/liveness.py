@@ -31,7 +31,7 @@ def unused_modules(module_scope: ModuleScope, repeat_count: Number = 1) -> Itera
             continue
         for node_position in scope_item.node().walk():
             if node_position.use is not None:
-                yield node_position.node.name, node_position.use, repeat_count * node_position.times
+                yield node_position.node.name, node_position.use, repeat_count * node_position.copies
 
 
 def is_stack_layer(module_scope: ModuleScope) -> bool:

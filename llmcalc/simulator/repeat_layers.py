@@ -40,15 +40,15 @@ class AllocatorOverhead(NamedTuple):
     """The bytes that a caching allocator reserves beyond the bytes that tensors request.
 
     requested_bytes: the highest sum of bytes that tensors request.
-    slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
+    rounding_bytes: bytes of the blocks in use beyond the requested ones, at the peak of each.
     free_bytes: bytes of the segments beyond the blocks in use, at their peak.
-    slop_after: the slop after the run.
+    rounding_bytes_after: the same after the run.
     """
 
     requested_bytes: int
-    slop: int
+    rounding_bytes: int
     free_bytes: int
-    slop_after: int
+    rounding_bytes_after: int
 
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
@@ -65,12 +65,15 @@ class AllocatorOverhead(NamedTuple):
     def combine(run_overheads: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
         """Combines the overhead of consecutive runs that have separate allocators."""
         requested_bytes = max(run_overhead.requested_bytes for run_overhead in run_overheads)
-        rounding = max(run_overhead.slop for run_overhead in run_overheads)
+        rounding = max(run_overhead.rounding_bytes for run_overhead in run_overheads)
         reserved_bytes = max(
-            overhead.requested_bytes + overhead.slop + overhead.free_bytes for overhead in run_overheads
+            overhead.requested_bytes + overhead.rounding_bytes + overhead.free_bytes for overhead in run_overheads
         )
         return AllocatorOverhead(
-            requested_bytes, rounding, reserved_bytes - requested_bytes - rounding, run_overheads[-1].slop_after
+            requested_bytes,
+            rounding,
+            reserved_bytes - requested_bytes - rounding,
+            run_overheads[-1].rounding_bytes_after,
         )
 
     def extrapolate(

@@ -19,8 +19,9 @@ class ReplayResult:
     set_up_bytes: bytes after set-up.
     final_bytes: bytes after the second step.
     reserved_bytes: the allocator's peak of reserved bytes; 0 without an allocator.
-    slop: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an allocator.
-    slop_after: the slop after the second step.
+    rounding_bytes: bytes of the allocator's blocks beyond the requested ones, at the peak of each; 0 without an
+        allocator.
+    rounding_bytes_after: the same after the second step.
     micro_batches: the micro-batches of a step after which the allocator's bytes are read, of more in all; 0 for all.
     peaks: place → its peak in the second step; for the optimizer, in either step.
     bytes_per_repeat: place in the second repeat of a pattern → bytes that every further repeat adds, up to the one
@@ -30,8 +31,8 @@ class ReplayResult:
     set_up_bytes: int = 0
     final_bytes: int = 0
     reserved_bytes: int = 0
-    slop: int = 0
-    slop_after: int = 0
+    rounding_bytes: int = 0
+    rounding_bytes_after: int = 0
     micro_batches: int = 0
     peaks: Mapping[AllocationPlace, MemoryPeak] = field(default_factory=dict)
     bytes_per_repeat: Mapping[AllocationPlace, int] = field(default_factory=dict)
@@ -43,13 +44,17 @@ class ReplayResult:
     def read_allocator(self, allocator: Device | CachingAllocator, requested_bytes: int, peak_requested: int) -> None:
         """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
         self.reserved_bytes = allocator.peak_reserved
-        self.slop = allocator.peak_allocated - peak_requested
-        self.slop_after = allocator.allocated - requested_bytes
+        self.rounding_bytes = allocator.peak_allocated - peak_requested
+        self.rounding_bytes_after = allocator.allocated - requested_bytes
 
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
-        self.slop, self.slop_after, self.micro_batches = shorter_replay.slop, shorter_replay.slop_after, micro_batches
+        self.rounding_bytes, self.rounding_bytes_after, self.micro_batches = (
+            shorter_replay.rounding_bytes,
+            shorter_replay.rounding_bytes_after,
+            micro_batches,
+        )
 
     def store_step_peaks(
         self,

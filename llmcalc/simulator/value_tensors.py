@@ -138,7 +138,7 @@ class ValueTensors:
         return (
             self.has_earlier_tokens
             and value_rows is not ONCE
-            and is_zero(value_rows.new_rows(self.run_config.workload.with_(phase="decode")))
+            and is_zero(value_rows.new_rows(self.run_config.workload.with_changes(phase="decode")))
         )
 
     def tensor_read_by(self, operation: Step, recorded_value: Value) -> Tensor:

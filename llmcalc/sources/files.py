@@ -123,7 +123,7 @@ def parse_json(json_text: str, error_location: str) -> Any:
     try:
         parsed_value = json.loads(json_text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{error_location}: not valid JSON: {_json_problem(error)}") from None
+        raise InputError(f"{error_location}: not valid JSON: {_json_error_text(error)}") from None
     except (RecursionError, ValueError):
         raise InputError(
             f"{error_location}: not valid JSON: nested too deeply, or with a number of thousands of digits"
@@ -132,7 +132,7 @@ def parse_json(json_text: str, error_location: str) -> Any:
     return parsed_value
 
 
-def _json_problem(error: JSONDecodeError) -> str:
+def _json_error_text(error: JSONDecodeError) -> str:
     """Returns the error of a JSON text with line and column, and a fix for common mistakes such as comments."""
     preceding_text, wrong_character = error.doc[: error.pos].rstrip(), error.doc[error.pos : error.pos + 1]
     if not error.doc.strip():

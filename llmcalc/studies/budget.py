@@ -49,12 +49,12 @@ class BudgetCheck:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(bound_limit.is_kept_by(self.measured) for bound_limit in self.limits)
+        return all(bound_limit.is_met_by(self.measured) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_kept_by(self.measured)), None)
+        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured)), None)
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:

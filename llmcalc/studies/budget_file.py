@@ -88,7 +88,7 @@ class BudgetLimit(Record):
     operator: Operator
     value: Fraction
 
-    def is_kept_by(self, measured_value: Fraction) -> bool:
+    def is_met_by(self, measured_value: Fraction) -> bool:
         """Whether a value is within the limit."""
         return bool(COMPARISONS[self.operator](measured_value, self.value))
 

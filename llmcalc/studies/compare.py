@@ -186,7 +186,7 @@ def quantities_of_model(
 
 def _vocabulary_params(model_tree: Node) -> int:
     return sum(
-        node_position.times * node_position.cost_of_operation(total_params_of)
+        node_position.copies * node_position.cost_of_operation(total_params_of)
         for node_position in model_tree.walk()
         if node_position.path in VOCABULARY_PATHS
     )

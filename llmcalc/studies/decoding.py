@@ -79,8 +79,10 @@ def time_decoded_token(
         return None
     batch = int(model_memory.states.workload.batch) if users is None else users
     try:
-        decoding_run = model_memory if batch == model_memory.states.workload.batch else model_memory.with_(batch=batch)
-        decode_run = replace(decoding_run, settings=decoding_run.settings.with_(phase="decode"))
+        decoding_run = (
+            model_memory if batch == model_memory.states.workload.batch else model_memory.with_changes(batch=batch)
+        )
+        decode_run = replace(decoding_run, settings=decoding_run.settings.with_changes(phase="decode"))
         return time_inference(decode_run, hardware, layout, TimeSettings(stack or usual_stack(hardware, model_memory)))
     except InputError:
         return None

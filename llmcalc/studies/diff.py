@@ -228,7 +228,7 @@ def _costs_by_path(model_tree: Node, cost_function: Cost, run_config: RunConfig,
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional and (
-            node_cost := times(node_position.cost_of_operation(cost_function), node_position.times)
+            node_cost := times(node_position.cost_of_operation(cost_function), node_position.copies)
         ):
             node_path = INDEX.sub("", node_position.path)
             sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost

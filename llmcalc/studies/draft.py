@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftCosts:
     """A draft model with its costs.
 
     preset: the draft.
@@ -51,14 +51,14 @@ def draft_costs(
     seq: int = 1,
     kv_dtype: str = "bfloat16",
     run_config: RunConfig | None = None,
-) -> Draft:
+) -> DraftCosts:
     """Returns the costs of a draft model. batch, seq, kv_dtype: the draft's KV cache. run_config: the pass.
 
     Raises `InputError` if the draft does not fit the target.
     """
     check_draft(target_preset.model, draft_preset.model, target_preset.name, f"--draft {draft_preset.name}")
     cache_size = kv(draft_preset.model, batch, seq, kv_dtype)
-    return Draft(draft_preset, cache_size, None if run_config is None else flops(draft_preset.model, run_config))
+    return DraftCosts(draft_preset, cache_size, None if run_config is None else flops(draft_preset.model, run_config))
 
 
 def draft_bytes(draft_preset: Preset, run_settings: Settings) -> list[UnreplayedBytes]:
@@ -70,6 +70,10 @@ def draft_bytes(draft_preset: Preset, run_settings: Settings) -> list[Unreplayed
     from ..device_memory.static import memory
 
     draft_memory = memory(
-        draft_preset.model, run_settings.with_(quantize=None), draft_preset.dtype, frozenset(), draft_preset.checkpoint
+        draft_preset.model,
+        run_settings.with_changes(quantize=None),
+        draft_preset.dtype,
+        frozenset(),
+        draft_preset.checkpoint,
     )
     return [UnreplayedBytes("weights", int(draft_memory.weights)), UnreplayedBytes("cache", int(draft_memory.kv_cache))]

@@ -121,7 +121,7 @@ def largest_run(
         return (
             model_memory
             if candidate_size == getattr(workload, setting_name)
-            else model_memory.with_(**{setting_name: candidate_size})
+            else model_memory.with_changes(**{setting_name: candidate_size})
         )
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
@@ -289,7 +289,7 @@ def _memory_saving_changes(
 
     If none suffices, also all cheap ones together, with each costly one; if none of these does, with each pair of them.
     """
-    cheap_changes, costly_changes = single_changes(model_memory, current_fit.hardware, batch, seq)
+    cheap_changes, costly_changes = single_setting_changes(model_memory, current_fit.hardware, batch, seq)
     insufficient_bytes: list[int] = []
     most_changes = FEW_CHANGES if has_many_layers(model_memory) else None
     evaluate_changes = partial(
@@ -358,7 +358,7 @@ def _evaluate_changes(
     candidate_runs: list[tuple[int, int, Memory]] = []
     for change_index, setting_changes in enumerate(change_options):
         try:
-            changed_memory = model_memory.with_(**setting_changes)
+            changed_memory = model_memory.with_changes(**setting_changes)
             candidate_runs.append((least_static_bytes(changed_memory), change_index, changed_memory))
         except InputError:
             continue
@@ -448,8 +448,12 @@ def shorter_narrow_runs(
     It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
     """
     hardware, seq = current_fit.hardware, model_memory.states.workload.seq
-    schemes = [change for change in single_changes(model_memory, hardware, 0, 0)[1] if change.keys() == {"quantize"}]
-    runs = [(least_static_bytes(run), change, run) for change in schemes for run in [model_memory.with_(**change)]]
+    schemes = [
+        change for change in single_setting_changes(model_memory, hardware, 0, 0)[1] if change.keys() == {"quantize"}
+    ]
+    runs = [
+        (least_static_bytes(run), change, run) for change in schemes for run in [model_memory.with_changes(**change)]
+    ]
     if not runs or has_many_layers(model_memory):
         return []
     _, narrow_change, narrow_run = min(runs, key=lambda bytes_and_run: bytes_and_run[0])
@@ -466,7 +470,7 @@ def _longest_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine
     """Returns the longest sequences, up to those of the run, that fit beside an engine's buffers; 0 if none do."""
 
     def needed_bytes(seq: int) -> int:
-        engine_fit = fit_with_engine(narrow_run.with_(seq=seq), hardware)
+        engine_fit = fit_with_engine(narrow_run.with_changes(seq=seq), hardware)
         return 2 * hardware.capacity_bytes if engine_fit is None else engine_fit.needed_bytes
 
     seq = int(narrow_run.states.workload.seq)
@@ -477,7 +481,7 @@ def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, 
     return {name: value for settings in setting_changes for name, value in settings.items()}
 
 
-def single_changes(
+def single_setting_changes(
     model_memory: Memory, hardware: Hardware, batch: int, seq: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns cheap and costly changes of one setting; the costly list ends with smaller workloads.
@@ -572,7 +576,7 @@ def _is_narrower(model_memory: Memory, scheme_name: str) -> bool:
     if model_memory.states.quantized_size is None:
         return True
     try:
-        narrower_weights = model_memory.with_(quantize=scheme_name).states.weights
+        narrower_weights = model_memory.with_changes(quantize=scheme_name).states.weights
     except InputError:
         return False
     return bool(narrower_weights <= LARGEST_NARROWER_SHARE * model_memory.states.weights)

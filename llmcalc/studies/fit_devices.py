@@ -12,7 +12,7 @@ from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -110,7 +110,7 @@ def fit_devices(
     best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
         most_frequent_reason = max(
-            layout_plan.plan.refused.items(),
+            layout_plan.plan.refusal_counts.items(),
             key=lambda refusal_entry: refusal_entry[1],
             default=("no layout has so many", 0),
         )[0]
@@ -213,11 +213,11 @@ class DevicesQuestion:
         """
         if candidate.headroom >= 0 or not candidate.may_fit:
             return MemoryFit(self.hardware, candidate.device_bytes)
-        run_memory = self.estimates.memory.with_(num_microbatches=candidate.micro_batches)
+        run_memory = self.estimates.memory.with_changes(num_microbatches=candidate.micro_batches)
         version = self.layout_request.framework_version or ""
         cluster = Cluster.with_framework(run_memory, candidate.layout, self.estimates.framework, version)
         ranks = [cluster.rank_memory(rank, run_memory.cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-        return rank_needing_most(ranks).device.fit_on(self.hardware)
+        return rank_with_most_memory(ranks).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
         """Returns the best layout of a number of accelerators that fits, with variants of typed sizes; None without."""
@@ -230,7 +230,7 @@ class DevicesQuestion:
 def _best_candidate(layout_plan: LayoutPlan) -> Candidate | None:
     """Returns the first layout that fits; if none fits, the layout with the least memory."""
     plan = layout_plan.plan
-    return plan.feasible[0] if plan.feasible else plan.nearest
+    return plan.feasible[0] if plan.feasible else plan.nearest_candidate
 
 
 def _fewest_devices(devices_question: DevicesQuestion, layout_plan: LayoutPlan) -> tuple[int | None, Candidate | None]:
@@ -311,7 +311,7 @@ def _largest_number(
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
-        return framework.estimate(model_memory.with_(**{setting_name: candidate_size})).largest_rank(
+        return framework.estimate(model_memory.with_changes(**{setting_name: candidate_size})).largest_rank(
             best_candidate.layout, micro_batches
         )[0]
 
@@ -341,7 +341,7 @@ def _largest_number(
         if largest_size <= fitting_point[0]:
             break
         largest_tensor_bytes = tensor_bytes(largest_size)
-        candidate_run = model_memory.with_(num_microbatches=micro_batches, **{setting_name: largest_size})
+        candidate_run = model_memory.with_changes(num_microbatches=micro_batches, **{setting_name: largest_size})
         device_bytes, replay_count = (
             replayed_bytes(candidate_run, framework, version, best_candidate),
             replay_count + 1,

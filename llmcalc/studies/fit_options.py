@@ -14,7 +14,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -143,7 +143,7 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
     """Returns the run over the ranks of a layout."""
 
     def largest_memory(cuda_runtime: CudaRuntime) -> DeviceMemory:
-        return rank_needing_most(
+        return rank_with_most_memory(
             [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         ).device
 
@@ -304,7 +304,11 @@ def fitting_changes_on_several_devices(
             try:
                 runs_and_fits = list(
                     _fitting_runs(
-                        model_memory.with_(**changed_settings), hardware, layout_request, cuda_runtime_of, most_devices
+                        model_memory.with_changes(**changed_settings),
+                        hardware,
+                        layout_request,
+                        cuda_runtime_of,
+                        most_devices,
                     )
                 )
             except InputError:
@@ -382,7 +386,7 @@ def _runs_of_replicas(
     for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
         users = -(-model_memory.states.workload.batch // dp)
         if dp <= model_memory.states.workload.batch:
-            cluster = Cluster.with_framework(model_memory.with_(batch=users), layout, framework_record, version)
+            cluster = Cluster.with_framework(model_memory.with_changes(batch=users), layout, framework_record, version)
             runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
     return tuple(runs_and_fits)
 

@@ -69,21 +69,22 @@ FURTHER_REPLAYS = 10
 class RankedLayouts:
     """The sorted layouts of a search: layouts that fit come first.
 
-    tried: number of layouts.
+    tried_count: number of layouts.
     feasible: layouts that fit in a replay, best first.
     unreplayed: layouts whose tensors fit and that were not replayed, best first.
-    replays: number of layouts that were replayed.
-    refused: reason → number of layouts.
-    nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
+    replay_count: number of layouts that were replayed.
+    refusal_counts: reason → number of layouts.
+    nearest_candidate: of the layouts that do not fit, the one that requires least in a replay; None if it was not
+        searched.
     ended_early: whether its work was spent before all layouts were tried, or enough of them replayed.
     """
 
-    tried: int
+    tried_count: int
     feasible: list[Candidate] = field(default_factory=list)
     unreplayed: list[Candidate] = field(default_factory=list)
-    replays: int = 0
-    refused: dict[str, int] = field(default_factory=dict)
-    nearest: Candidate | None = None
+    replay_count: int = 0
+    refusal_counts: dict[str, int] = field(default_factory=dict)
+    nearest_candidate: Candidate | None = None
     ended_early: bool = False
 
 
@@ -114,7 +115,7 @@ class LayoutEstimates:
         if recompute_mode == AS_CONFIGURED:
             return self
         if recompute_mode not in self._estimates_by_recompute:
-            recomputing_memory = self.memory.with_(recompute=recompute_mode)
+            recomputing_memory = self.memory.with_changes(recompute=recompute_mode)
             self._estimates_by_recompute[recompute_mode] = LayoutEstimates(
                 recomputing_memory, self.framework, _without_recompute=self
             )
@@ -220,12 +221,12 @@ class LayoutPlan:
         if self.times is None or candidate.seconds is None:
             return None
         training_times = self.times.with_memory(self.estimates.with_recompute(candidate.recompute).memory)
-        return training_times.range(candidate.seconds, candidate.layout, candidate.micro_batches)
+        return training_times.time_range(candidate.seconds, candidate.layout, candidate.micro_batches)
 
     def _run_memory(self, candidate: Candidate) -> Memory:
         """Returns the model and its run with the recomputation and micro-batches of a candidate."""
         run_memory = self.estimates.with_recompute(candidate.recompute).memory
-        return run_memory.with_(num_microbatches=candidate.micro_batches)
+        return run_memory.with_changes(num_microbatches=candidate.micro_batches)
 
     @cached_property
     def expandable_bytes(self) -> int | None:
@@ -234,7 +235,7 @@ class LayoutPlan:
         None if a layout fits without them, if the run has them already, if the search ended early, and if it does not
         fit with them.
         """
-        nearest_candidate = self.plan.nearest
+        nearest_candidate = self.plan.nearest_candidate
         has_fit = self.plan.feasible or self.plan.unreplayed
         if (
             has_fit
@@ -259,7 +260,7 @@ class LayoutPlan:
         if (
             is_recompute_chosen
             or self.plan.ended_early
-            or TOO_MUCH not in self.plan.refused
+            or TOO_MUCH not in self.plan.refusal_counts
             or len(self.plan.feasible) >= self.rows
         ):
             return None
@@ -335,7 +336,7 @@ def plan_of(
 
     @cache
     def memory_of_run(micro_batch_count: int, recompute: str) -> Memory:
-        return layout_estimates.with_recompute(recompute).memory.with_(num_microbatches=micro_batch_count)
+        return layout_estimates.with_recompute(recompute).memory.with_changes(num_microbatches=micro_batch_count)
 
     @cache
     def times_of(recompute: str) -> TrainingTimes:
@@ -419,7 +420,7 @@ def incomplete_search_error(layout_plan: LayoutPlan) -> InputError:
     ranked_layouts = layout_plan.plan
     return InputError(
         f"--devices {layout_plan.devices}: nothing fits so far, and the search ended before all "
-        f"{ranked_layouts.tried:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
+        f"{ranked_layouts.tried_count:,} layouts were tried and replayed; {FEWER_LAYOUTS}"
     )
 
 
@@ -483,7 +484,7 @@ class LayoutOrder:
 
     The best are replayed. Each layout recomputes as little as it needs to fit.
 
-    layouts: the layouts of the search.
+    layout_search: the layouts of the search.
     capacity: usable bytes of a device.
     tensor_bytes: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
     sent_bytes: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
@@ -500,7 +501,7 @@ class LayoutOrder:
     begin_replays: begins replays whose bytes will probably be asked for, with their limit; default none.
     """
 
-    layouts: LayoutSearch
+    layout_search: LayoutSearch
     capacity: int
     tensor_bytes: Callable[[Layout, int, str], int]
     sent_bytes: Callable[[Layout, int, str], int]
@@ -522,7 +523,7 @@ class LayoutOrder:
         Raises `InputError` if every layout is refused, and the most frequent reason but for layouts of one replica
         beside `--zero` holds for all group sizes.
         """
-        layouts = self.layouts
+        layouts = self.layout_search
         ranked_layouts = RankedLayouts(layouts.tried_count)
         tried_candidates = self._candidates_of(layouts.possible_layouts)
         too_large_candidates = [
@@ -540,13 +541,13 @@ class LayoutOrder:
         if suggests_nearest == "always" or (suggests_nearest == "if none fits" and not ranked_layouts.feasible):
             refused_candidates = self._all_unfit_candidates(refused_candidates, too_large_candidates)
             too_large_candidates = []
-            ranked_layouts.nearest = self._smallest_replay(refused_candidates)
-        ranked_layouts.refused = dict(layouts.refusal_counts)
-        ranked_layouts.ended_early |= UNTRIED in ranked_layouts.refused
+            ranked_layouts.nearest_candidate = self._smallest_replay(refused_candidates)
+        ranked_layouts.refusal_counts = dict(layouts.refusal_counts)
+        ranked_layouts.ended_early |= UNTRIED in ranked_layouts.refusal_counts
         if not (ranked_layouts.feasible or ranked_layouts.unreplayed or refused_candidates or too_large_candidates):
-            self._raise_most_frequent_error(ranked_layouts.refused)
+            self._raise_most_frequent_error(ranked_layouts.refusal_counts)
         if refused_candidates or too_large_candidates:
-            ranked_layouts.refused[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
+            ranked_layouts.refusal_counts[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
         return ranked_layouts
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
@@ -565,16 +566,16 @@ class LayoutOrder:
         while (
             len(ranked_layouts.feasible) < row_limit
             and waiting_candidates
-            and ranked_layouts.replays < row_limit + FURTHER_REPLAYS
+            and ranked_layouts.replay_count < row_limit + FURTHER_REPLAYS
         ):
-            if ranked_layouts.replays and self.budget.is_spent():
+            if ranked_layouts.replay_count and self.budget.is_spent():
                 ranked_layouts.ended_early = True
                 break
             needed_candidates = waiting_candidates[: row_limit - len(ranked_layouts.feasible)]
             self.begin_replays(list(map(_layout_run, needed_candidates)), self.capacity)
             candidate = waiting_candidates.pop(0)
             replay_result = self._replay_with_messages(candidate)
-            ranked_layouts.replays += isinstance(replay_result, Candidate)
+            ranked_layouts.replay_count += isinstance(replay_result, Candidate)
             if isinstance(replay_result, Candidate) and replay_result.headroom >= 0:
                 ranked_layouts.feasible.append(replay_result)
             elif (recomputing_candidate := self._with_more_recomputation(candidate)) is not None:
@@ -582,7 +583,7 @@ class LayoutOrder:
             elif isinstance(replay_result, Candidate):
                 too_large_candidates.append(replay_result)
             else:
-                self.layouts.refuse(replay_result)
+                self.layout_search.refuse(replay_result)
         ranked_layouts.unreplayed = waiting_candidates
         return too_large_candidates
 
@@ -601,7 +602,7 @@ class LayoutOrder:
         counts_without_replicas = {
             reason: count for reason, count in counts_by_reason.items() if reason != NO_REPLICAS
         } or counts_by_reason
-        layout_error = self.layouts.errors_by_reason.get(
+        layout_error = self.layout_search.errors_by_reason.get(
             max(counts_without_replicas, key=counts_without_replicas.__getitem__)
         )
         if layout_error is not None and not isinstance(layout_error, ImpossibleLayout):
@@ -743,12 +744,12 @@ class LayoutOrder:
             try:
                 candidate = self._fitting_candidate(layout, micro_batches, self.recomputations)
             except InputError as error:
-                self.layouts.refuse(error)
+                self.layout_search.refuse(error)
                 continue
             assert candidate is not None
             refused_layouts.append(candidate)
         index_of_layout = {
-            layout_run: layout_index for layout_index, layout_run in enumerate(self.layouts.possible_layouts)
+            layout_run: layout_index for layout_index, layout_run in enumerate(self.layout_search.possible_layouts)
         }
 
         def order(candidate: Candidate) -> tuple[bool, bool, int]:
@@ -785,7 +786,7 @@ class LayoutOrder:
             try:
                 replayed_candidate = self._replay(candidate, smallest_bytes)
             except InputError as error:
-                self.layouts.refuse(error)
+                self.layout_search.refuse(error)
                 refused_candidates.remove(candidate)
                 continue
             if smallest_candidate is None or replayed_candidate.device_bytes < smallest_candidate.device_bytes:

@@ -19,7 +19,7 @@ from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.launch.rollout import AdditionalModel, Rollout
-from ..frameworks.ranks import Cluster, rank_needing_most
+from ..frameworks.ranks import Cluster, rank_with_most_memory
 from ..sources.preset import Preset
 from ..units import DTYPE_BITS
 
@@ -59,7 +59,7 @@ def rollout_phases(
     cluster: the update of the trained model. cuda_runtime: the CUDA runtime of the accelerator.
     Raises `InputError` for flags of the engine that contradict the model.
     """
-    device = rank_needing_most(cluster.memory_of_ranks(cuda_runtime)).device
+    device = rank_with_most_memory(cluster.memory_of_ranks(cuda_runtime)).device
     return _PhaseCalculator(cluster, rollout, preset, hardware, device).phases()
 
 
@@ -143,9 +143,9 @@ class _PhaseCalculator:
     def _other_models(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of other models on the device: reference, reward and critic models."""
         for model_name, model in self._frozen_models():
-            if model.weights_place == "device":
+            if model.weights_location == "device":
                 yield self._frozen_term(model_name, model)
-        if self.rollout.critic == "device":
+        if self.rollout.critic_location == "device":
             yield self._critic_terms()
 
     def _frozen_models(self) -> Iterator[tuple[str, AdditionalModel]]:
@@ -207,7 +207,9 @@ class _PhaseCalculator:
         """Bytes of the largest matrix of the whole model, in two bytes per element."""
         dense_width, _, experts = EngineRank(self.preset, with_towers=False).widest_networks
         hidden_size = self.model.hidden_size
-        matrix_width = max(dense_width, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
+        matrix_width = max(
+            dense_width, self.model.vocab_size, 0 if experts is None else experts.expert_count * experts.width
+        )
         return 2 * matrix_width * hidden_size
 
     def _log_probabilities(self) -> Iterator[PhaseTerm]:
@@ -217,7 +219,9 @@ class _PhaseCalculator:
         yield from self._other_models()
         if "weights" not in rollout.offloaded:
             frozen_weight_terms = (
-                self._frozen_term(name, model) for name, model in self._frozen_models() if model.weights_place == "host"
+                self._frozen_term(name, model)
+                for name, model in self._frozen_models()
+                if model.weights_location == "host"
             )
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]

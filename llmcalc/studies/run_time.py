@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..frozen import frozen
 from ..parallel.layout import Layout, Schedule
 from ..parallel.rank_program import check_exchanged_heads
-from ..simulator.versions import is_older
+from ..simulator.versions import is_older_version
 from ..timing.calibration import UNCHANGED, CalibrationFactors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
@@ -146,7 +146,7 @@ def _with_class_attention(
         implementation = "eager"
     prefers_cudnn = (hardware.compute_capability or "").startswith(CUDNN_CAPABILITIES)
     is_torch_attention = implementation in (None, "sdpa") or (calls_torch and implementation == "flash")
-    if is_torch_attention and prefers_cudnn and not is_older(settings.torch or "", PREFERS_CUDNN):
+    if is_torch_attention and prefers_cudnn and not is_older_version(settings.torch or "", PREFERS_CUDNN):
         time_stack = with_cudnn_attention(time_stack)
     return with_attention(time_stack, implementation)
 
@@ -212,7 +212,7 @@ class TrainingTimes:
         return scheduled_times
 
     @property
-    def unpriced(self) -> list[str]:
+    def unpriced_options(self) -> list[str]:
         """The options of the run whose effect on kernels the time estimate ignores."""
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
@@ -253,7 +253,7 @@ class TrainingTimes:
         step_timer = StepTimer(self.memory.spec, self.device, time_stack)
         return float(step_timer.step(self.plan(layout, micro_batches)).seconds)
 
-    def range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
+    def time_range(self, seconds: float, layout: Layout, micro_batches: int) -> TimeRange:
         """Returns the range of an estimate in seconds of a layout's step.
 
         Its low end is that of the fastest measured host. It is the widest one for schedules and pairs of stack and
@@ -309,13 +309,13 @@ class TrainingTimes:
             0,
             NumberFormats(step_plan.dtype),
             step_plan,
-            self.range(float(timed_step.seconds), layout, micro_batches),
+            self.time_range(float(timed_step.seconds), layout, micro_batches),
             seconds_by_part,
             tuple((float(run_count * seconds_scale), operation) for run_count, operation in repeated_operations),
             host_wait_seconds=host_wait_seconds * seconds_scale,
             engine_notes=() if self.memory.states.adapters is None else self.memory.states.adapters.notes(),
             include=step_plan.include,
-            unpriced=(*self.unpriced, *self._unhidden_messages(layout)),
+            unpriced=(*self.unpriced_options, *self._unhidden_messages(layout)),
             alternatives=dict(self._slower_settings(layout, micro_batches)),
             seconds_on=lambda device, stack: float(StepTimer(self.memory.spec, device, stack).step(step_plan).seconds),
         )
@@ -519,13 +519,13 @@ def with_format_of_stack(model_memory: Memory, time_stack: TimeStack) -> Memory:
     if run_settings.dtype is not None:
         return model_memory
     if time_stack.halves_float32 and model_memory.published_dtype == "float32":
-        return model_memory.with_(dtype="bfloat16")
+        return model_memory.with_changes(dtype="bfloat16")
     converts_weights = (
         time_stack.four_bit_scheme is not None
         and DTYPE_BITS[model_memory.published_dtype] == 4
         and not run_settings.quantize
     )
-    return model_memory.with_(quantize=time_stack.four_bit_scheme) if converts_weights else model_memory
+    return model_memory.with_changes(quantize=time_stack.four_bit_scheme) if converts_weights else model_memory
 
 
 def time_inference(
@@ -553,7 +553,7 @@ def time_inference(
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     tokens = seq if phase == "decode" else seq + context
     formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
-    run_formats = formats.on(device)
+    run_formats = formats.formats_on(device)
 
     def pass_on(device: Device, time_stack: TimeStack) -> InferencePass:
         if phase == "decode":

@@ -74,7 +74,7 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
 
     step_seconds: of the server's replica. budget: the steps that may be simulated.
     """
-    step_range = server.range(1.0, "decode")
+    step_range = server.time_range(1.0, "decode")
     simulated_runs = [
         _serve_scaled(server, trace, step_seconds, float(time_scale), budget)
         for time_scale in (1.0, step_range.low, step_range.high)
@@ -139,7 +139,7 @@ def size_server_for_trace(
     sequences_per_batch = max(1, server.most_sequences // server.replica.batch_count)
     step_seconds = StepSeconds.tabulate(server.replica, sequences_per_batch, trace.longest_request, trace.mean_input)
 
-    longest_step_ratio = float(server.range(1.0, "decode").high)
+    longest_step_ratio = float(server.time_range(1.0, "decode").high)
 
     def undersize_reason(replica_count: int) -> str:
         sized_server = server.with_replicas(replica_count)

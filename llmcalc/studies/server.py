@@ -152,7 +152,7 @@ class Server:
         """The number of tokens that one replica's caches hold."""
         return self.memory.kv_tokens * self.sizes.dp
 
-    def range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> TimeRange:
+    def time_range(self, seconds: float, phase: str, burst_seconds: float | None = None) -> TimeRange:
         """Returns the range of an estimate in seconds. burst_seconds: as in `expected_range`.
 
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
@@ -207,15 +207,15 @@ class Server:
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
         """
-        ttft = self.range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
+        ttft = self.time_range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
         if load.concurrency > 1:
             ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
-        return ttft, self.range(load.tpot, "decode")
+        return ttft, self.time_range(load.tpot, "decode")
 
     @cached_property
     def _lowest_ttft(self) -> Number:
         """The lower end of the range of the time to first token, for a single request."""
-        return self.range(self.latencies(1).ttft, "prefill").low
+        return self.time_range(self.latencies(1).ttft, "prefill").low
 
     def violated_limits(self, latency_limits: LatencyLimits, concurrency: int) -> str:
         """Returns the reason why one replica's latencies exceed the limits; empty if within the limits."""

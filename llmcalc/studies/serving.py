@@ -16,7 +16,7 @@ from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.engines.engine import Engine, EngineVersion
-from ..frameworks.engines.rank import MissingKernels, ReserveOfAllMemory, StageWithoutCache
+from ..frameworks.engines.rank import MissingKernels, ReserveExceedsMemory, StageWithoutCache
 from ..frozen import frozen
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.rank_program import no_pipeline_reason
@@ -148,7 +148,7 @@ class StudiedServers:
     pareto_front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
     rejection_counts: reason → number of servers and layouts that it rules out.
-    keeps_limits: of each, whether it keeps the limits.
+    limit_verdicts: of each, whether it keeps the limits.
     traces: times of the requests of a trace on each; empty without one.
     """
 
@@ -158,7 +158,7 @@ class StudiedServers:
     pareto_front: tuple[tuple[int, float], ...]
     chosen: ChosenServer | None
     rejection_counts: dict[str, int]
-    keeps_limits: tuple[bool, ...]
+    limit_verdicts: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
 
 
@@ -257,10 +257,10 @@ class ServeStudy:
     def _replicas_of(self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]) -> Iterator[Server]:
         """Yields a replica of every fitting layout among these, and counts the reasons against the other layouts."""
         layer_count = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
-        pipeline_reason = no_pipeline_reason(self.preset.model)
+        refusal_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
-            if layout_sizes.pp > 1 and pipeline_reason:
-                rejection_counts[pipeline_reason] += 1
+            if layout_sizes.pp > 1 and refusal_reason:
+                rejection_counts[refusal_reason] += 1
                 continue
             if layout_sizes.pp > layer_count:
                 rejection_counts["more pipeline stages than layers"] += 1
@@ -316,7 +316,7 @@ class ServeStudy:
             if not model_memory.starts or model_memory.kv_tokens < self.longest_request:
                 raise ReplicaDoesNotFit("weights and the cache of one request do not fit")
             run_with_formats = self.runs[quantize, kv_dtype]
-            number_formats = inference_formats(run_with_formats, self.requests.mean_context).on(self.device)
+            number_formats = inference_formats(run_with_formats, self.requests.mean_context).formats_on(self.device)
             most_step_tokens = model_memory.settings.get(engine.step_tokens)
             replica = Replica(
                 self.preset.model,
@@ -332,7 +332,7 @@ class ServeStudy:
             replica.decoding_pass(1)  # sizes that the layout does not divide raise here
         except ReplicaDoesNotFit:
             raise
-        except ReserveOfAllMemory as error:
+        except ReserveExceedsMemory as error:
             if self.sizes.states_layout:
                 raise
             raise ReplicaDoesNotFit(f"the default {error.option_name} leaves no memory") from None

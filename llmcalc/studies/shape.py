@@ -345,7 +345,7 @@ class ShapeStudy:
     """The shapes of equal cost, deepest first.
 
     family: their family, with the step and the head sizes that were chosen for the budget.
-    searched: number of shapes that were counted in the search.
+    searched_count: number of shapes that were counted in the search.
     scaled: (h, L, compute over the model's) extrapolated from the model with published exponents.
     """
 
@@ -355,7 +355,7 @@ class ShapeStudy:
     seq: int
     dtype: str
     shapes: tuple[ModelShape, ...]
-    searched: int
+    searched_count: int
     scaled: tuple[float, float, float] | None
 
 

@@ -76,4 +76,4 @@ def with_usual_micro_batches(model_memory: Memory, layout: Layout) -> Memory:
         or model_memory.settings.num_microbatches is not None
     ):
         return model_memory
-    return model_memory.with_(num_microbatches=usual_micro_batches(layout.pp))
+    return model_memory.with_changes(num_microbatches=usual_micro_batches(layout.pp))

@@ -16,7 +16,7 @@ from ..costs.cache_formats import STATE_BITS, CacheFormat, cache_format
 from ..costs.flops import forward_flops_of
 from ..costs.params import active_params_of, total_params_of
 from ..errors import InputError, suggest
-from ..flow.tree import Cost, CountedOp, Node, Place
+from ..flow.tree import Cost, CountedOp, Node, NodePosition
 from ..model import ModelSpec
 from ..ops import KVCache, State
 from ..workload.counting import Counting, Pairs
@@ -177,9 +177,9 @@ class Formulas:
                 bytes_symbol(): SymbolMeaning(ELEMENT_BYTES, cached_element_text, Fraction(self._element_bits) / 8),
             }
 
-        self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
+        self._walks: dict[tuple[int, RunConfig | None], list[NodePosition]] = {}
         self.root: FormulaNode = _build_node(
-            self.symbolic.numeric_tree.place(), self.symbolic.symbolic_tree, (), count()
+            self.symbolic.numeric_tree.root_position(), self.symbolic.symbolic_tree, (), count()
         )
 
     def nodes(self) -> list[FormulaNode]:
@@ -273,7 +273,7 @@ class Formulas:
                 cost_sum = add(cost_sum, places_in_preorder[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
-    def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[Place]:
+    def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
         """Returns, from a cache, every node of the tree in a run, in the order of `walk_indices`."""
         cache_key = (id(root_node), run_config)
         if cache_key not in self._walks:
@@ -506,7 +506,11 @@ def _expand_if_shorter(expression: Any) -> Any:
 
 
 def _build_node(
-    numeric_place: Place, symbolic_node: Node, path_names: Steps, positions: Iterator[int], formula_source: str = ""
+    numeric_place: NodePosition,
+    symbolic_node: Node,
+    path_names: Steps,
+    positions: Iterator[int],
+    formula_source: str = "",
 ) -> FormulaNode:
     """Builds a formula node and its children. positions: yields each node's position in a walk of the tree."""
     node, walk_index = numeric_place.node, next(positions)
@@ -529,7 +533,7 @@ def _build_node(
         (walk_index,),
         node,
         symbolic_node,
-        numeric_place.times,
+        numeric_place.copies,
         numeric_place.optional,
         formula_source,
         children_nodes,

@@ -100,7 +100,7 @@ class NumberFormats:
     head_bits: float | None = None
     has_block_scales: bool = False
 
-    def on(self, device: Device) -> NumberFormats:
+    def formats_on(self, device: Device) -> NumberFormats:
         """Returns the formats of an inference run on a device, whose kernels decode weights that it cannot multiply.
 
         So weights in 8 or 4 bits are multiplied in 16 bits without units for them, like `quantized` ones.

@@ -253,7 +253,7 @@ class WorkRecorder(PlacementTracker):
         if operation.verb == "combine" and self._gathers_tokens and self.rank_pass.tp > 1:
             self.placements[id(operation.outs[0].storage)] = "partial"  # each rank has the sums of its own experts
         self._count_storage(operation)
-        if not self._runs_step(operation):
+        if not self._is_executed(operation):
             return
         if operation.verb in NO_KERNEL or operation.verb in IDENTITIES:
             if (
@@ -282,7 +282,7 @@ class WorkRecorder(PlacementTracker):
         is_product = operation.verb in ("linear", "experts") and self.rank_pass.fuses_gates
         return is_product and (id(self._storage_owner(operation.ins[0])), self.layer) in self.shared_inputs
 
-    def _runs_step(self, operation: Step) -> bool:
+    def _is_executed(self, operation: Step) -> bool:
         """Whether the pass runs a step; for example, decoding does not run the encoder again."""
         return not operation.outs or not self._has_no_rows(operation.outs[0])
 

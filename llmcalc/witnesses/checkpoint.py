@@ -34,36 +34,36 @@ class ExpectedTensor:
 
     node: the path of its module.
     shape: its shape.
-    buffer: whether it is a buffer instead of a parameter, false by default.
+    is_buffer: whether it is a buffer instead of a parameter, false by default.
     """
 
     node: str
     shape: Shape
-    buffer: bool = False
+    is_buffer: bool = False
 
 
 @dataclass
 class TensorMatch:
     """The result of matching a checkpoint with a spec.
 
-    matched: the number of matched expected tensors.
+    matched_count: the number of matched expected tensors.
     missing: expected tensors that the checkpoint lacks.
-    extra: stored tensors that the spec lacks.
-    misshapen: (expected, stored) pairs with different shapes.
+    unexpected: stored tensors that the spec lacks.
+    shape_mismatches: (expected, stored) pairs with different shapes.
     tied_copies: second copies of a tied weight.
     buffers: stored masks and similar buffers.
     """
 
-    matched: int = 0
+    matched_count: int = 0
     missing: list[ExpectedTensor] = field(default_factory=list)
-    extra: list[StoredTensor] = field(default_factory=list)
-    misshapen: list[tuple[ExpectedTensor, StoredTensor]] = field(default_factory=list)
+    unexpected: list[StoredTensor] = field(default_factory=list)
+    shape_mismatches: list[tuple[ExpectedTensor, StoredTensor]] = field(default_factory=list)
     tied_copies: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return not (self.missing or self.extra or self.misshapen) and self.matched > 0
+        return not (self.missing or self.unexpected or self.shape_mismatches) and self.matched_count > 0
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
@@ -77,7 +77,7 @@ def expected_tensors(spec: ModelSpec) -> Iterator[ExpectedTensor]:
             for tensor in counted_op.tensors():
                 yield ExpectedTensor(module_path, _remove_unit_axes(tensor.shape))
             if counted_op.buffers():
-                yield ExpectedTensor(module_path, (counted_op.buffers(),), buffer=True)
+                yield ExpectedTensor(module_path, (counted_op.buffers(),), is_buffer=True)
 
 
 def _remove_unit_axes(shape: Shape) -> Shape:
@@ -139,11 +139,11 @@ def _match_fused_group(
         if closest_tensor is not None:
             unmatched_tensors.remove(closest_tensor)
             tensors_by_last_word[closest_tensor.node.rpartition(".")[2], len(shape)].remove(closest_tensor)
-            tensor_match.misshapen.append((closest_tensor, tensor))
+            tensor_match.shape_mismatches.append((closest_tensor, tensor))
         else:
-            tensor_match.extra.append(tensor)
+            tensor_match.unexpected.append(tensor)
     tensor_match.missing += [
-        expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.buffer
+        expected_tensor for expected_tensor in unmatched_tensors if not expected_tensor.is_buffer
     ]  # a checkpoint may lack buffers
 
 
@@ -179,7 +179,7 @@ def _match_equal_shapes(
                 else:
                     expected_tensors.remove(matching_tensor)
                     tensors_by_shape[matching_tensor.shape].remove(matching_tensor)
-                    tensor_match.matched += 1
+                    tensor_match.matched_count += 1
             remaining_tensors = unmatched_tensors
     return remaining_tensors
 
@@ -223,7 +223,7 @@ def _match_expert_stacks(
             for indices_by_word in words_of_same_shape:
                 indices_by_word.pop(name_word, None)
             unmatched_tensors.remove(expert_stack)
-            tensor_match.matched += 1
+            tensor_match.matched_count += 1
     return [stored_tensor for i, stored_tensor in enumerate(remaining_tensors) if i not in used_indices]
 
 
@@ -245,7 +245,7 @@ def _match_fused_tensors(
         else:
             for tensor_part in fused_tensors:
                 expected_tensors.remove(tensor_part)
-                tensor_match.matched += 1
+                tensor_match.matched_count += 1
             fused_by_shape = {}
     return unmatched_tensors
 
@@ -305,7 +305,7 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
     tensor_shapes = {shape for shape, _ in missing_words}
     # shape, word, stack → indices of extra tensors
     tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(deque)
-    for i, tensor in enumerate(tensor_match.extra):
+    for i, tensor in enumerate(tensor_match.unexpected):
         shape = _remove_unit_axes(tensor.shape)
         if shape in tensor_shapes:
             tensor_stack = _stack_in_name(tensor.name)
@@ -327,9 +327,9 @@ def _match_across_layers(tensor_match: TensorMatch) -> None:
             unmatched_tensors.append(expected_tensor)
             continue
         used_indices.add(min(candidates))
-        tensor_match.matched += 1
+        tensor_match.matched_count += 1
     tensor_match.missing = unmatched_tensors
-    tensor_match.extra = [tensor for i, tensor in enumerate(tensor_match.extra) if i not in used_indices]
+    tensor_match.unexpected = [tensor for i, tensor in enumerate(tensor_match.unexpected) if i not in used_indices]
 
 
 _WORDS = re.compile(r"[._]")
@@ -352,5 +352,5 @@ def _accept_tied_head_copies(spec: ModelSpec, tensor_match: TensorMatch) -> None
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    tensor_match.tied_copies += [tensor for tensor in tensor_match.extra if tensor.shape == head_shape]
-    tensor_match.extra = [tensor for tensor in tensor_match.extra if tensor.shape != head_shape]
+    tensor_match.tied_copies += [tensor for tensor in tensor_match.unexpected if tensor.shape == head_shape]
+    tensor_match.unexpected = [tensor for tensor in tensor_match.unexpected if tensor.shape != head_shape]

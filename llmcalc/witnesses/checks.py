@@ -13,7 +13,7 @@ from typing import Any
 from .. import units
 from ..algebra import is_zero
 from ..evidence import Evidence
-from ..flow.tree import Node, Place
+from ..flow.tree import Node, NodePosition
 from ..workload.run_config import RunConfig
 from .difference_explanation import COUNTED, Sizes, explain_difference
 
@@ -157,7 +157,7 @@ class Verdict:
 def compare_nodes(
     model_tree: Node,
     quantity_name: str,
-    closed_form: Callable[[Place], int],
+    closed_form: Callable[[NodePosition], int],
     measured_count: Mapping[str, int],
     module_paths_run: frozenset[str],
     witness_name: str,
@@ -208,7 +208,7 @@ def check_repeats(
         )
 
 
-def module_paths(node_position: Place) -> list[str]:
+def module_paths(node_position: NodePosition) -> list[str]:
     """Returns the paths of a node's modules: `layers.0-31.mlp` → `layers.0.mlp`, `layers.1.mlp`, …."""
     node = node_position.node
     if node_position.parent is None:

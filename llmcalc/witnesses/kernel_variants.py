@@ -412,16 +412,16 @@ class LigerLogProbabilityLoss(torch.autograd.Function):
         return loss_sum
 
     @staticmethod
-    def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, is_trained: list[bool]) -> tuple[Any, ...]:
+    def loss_of_sequence(x: Any, weight: Any, bias: Any, labels: Any, trained_flags: list[bool]) -> tuple[Any, ...]:
         """Returns the loss and the gradients of one sequence."""
         with torch.enable_grad():
-            x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(is_trained[0])
-            bias = None if bias is None else bias.detach().requires_grad_(is_trained[1])
+            x, weight = x.detach().requires_grad_(True), weight.detach().requires_grad_(trained_flags[0])
+            bias = None if bias is None else bias.detach().requires_grad_(trained_flags[1])
             token_rows = x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
             log_probs = LigerLogProbabilities.apply(token_rows, weight, bias, labels.reshape(-1))  # type: ignore[no-untyped-call]
             loss = log_probs.mean()
             trained_tensors = [
-                tensor for tensor, has_gradient in zip((weight, bias), is_trained, strict=True) if has_gradient
+                tensor for tensor, has_gradient in zip((weight, bias), trained_flags, strict=True) if has_gradient
             ]
             return loss.detach(), *torch.autograd.grad(loss, [x, *trained_tensors])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ..flow.tree import Cost, Node, Place
+from ..flow.tree import Cost, Node, NodePosition
 from ..workload.run_config import RunConfig
 from .checks import Check, ModuleCoverage, check_repeats, module_paths
 from .module_search import ModulesByNode, NodeModules
@@ -13,7 +13,7 @@ from .module_search import ModulesByNode, NodeModules
 def compare_modules(
     model_tree: Node,
     quantity_name: str,
-    closed_form: Callable[[Place], int],
+    closed_form: Callable[[NodePosition], int],
     modules_of_nodes: ModulesByNode,
     measured_by_path: Mapping[str, int],
     witness_name: str,
@@ -63,12 +63,12 @@ def coverage_of_leaves(
 
 def _group_nodes_by_modules(
     model_tree: Node, modules_of_nodes: ModulesByNode, run_config: RunConfig | None
-) -> Iterable[list[Place]]:
+) -> Iterable[list[NodePosition]]:
     """Yields groups of nodes that match the same modules of the class.
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    places_by_modules: dict[tuple[NodeModules | str, ...], list[Place]] = {}
+    places_by_modules: dict[tuple[NodeModules | str, ...], list[NodePosition]] = {}
     for node_position in model_tree.walk(run_config):
         node_paths = module_paths(node_position)
         if not node_position.path or not all(node_path in modules_of_nodes for node_path in node_paths):
@@ -82,6 +82,6 @@ def _group_nodes_by_modules(
     return places_by_modules.values()
 
 
-def _fused_nodes_name(node_positions: list[Place]) -> str:
+def _fused_nodes_name(node_positions: list[NodePosition]) -> str:
     """Joins the names of fused nodes: `layers.0-3.self_attn.q_proj + k_proj + v_proj`."""
     return " + ".join((node_positions[0].path, *(node_position.node.name for node_position in node_positions[1:])))

@@ -164,9 +164,9 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     run_setup = configured_run(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
     return (
-        simulate_steps(spec, run_setup).named()
+        simulate_steps(spec, run_setup).bytes_by_name()
         if isinstance(run_setup, TrainingConfig)
-        else simulate_pass(spec, run_setup).named(run_setup.phase)
+        else simulate_pass(spec, run_setup).bytes_by_name(run_setup.phase)
     )
 
 
@@ -174,8 +174,8 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
     """Returns the bytes by quantity, measured with torch."""
     run_setup = configured_run(spec, settings)
     if isinstance(run_setup, TrainingConfig):
-        return measure_steps(spec, run_setup, device).named()
-    return measure_pass(spec, run_setup, device).named(run_setup.phase)
+        return measure_steps(spec, run_setup, device).bytes_by_name()
+    return measure_pass(spec, run_setup, device).bytes_by_name(run_setup.phase)
 
 
 def reference_settings(settings: Settings) -> Settings:
@@ -186,11 +186,11 @@ def reference_settings(settings: Settings) -> Settings:
     """
     if not settings.is_serving:
         attention, norm = settings.attn_implementation or "eager", settings.norm or "eager"
-        settings = settings.with_(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
+        settings = settings.with_changes(attn_implementation=attention, norm=norm, fused_qkv=bool(settings.fused_qkv))
     if settings.phase != "training":
         return settings
     library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
-    return settings.with_(optimizer_impl=settings.optimizer_impl or library_choice)
+    return settings.with_changes(optimizer_impl=settings.optimizer_impl or library_choice)
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> TrainingConfig | InferenceConfig:
@@ -309,18 +309,18 @@ def _check_size(spec: ModelSpec, settings: Settings) -> None:
 class StepBytes(NamedTuple):
     """The bytes of a training step, weights included.
 
-    forward, backward, step: peak of each phase.
-    after: bytes after the step.
-    live: bytes after the last forward pass.
+    forward_peak, backward_peak, step_peak: peak of each phase.
+    after_step: bytes after the step.
+    after_forward: bytes after the last forward pass.
     saved: bytes saved for the last backward pass without weights and inputs; None with recomputation,
         because selective checkpoints are not among torch's saved tensors.
     """
 
-    forward: int
-    backward: int
-    step: int
-    after: int
-    live: int
+    forward_peak: int
+    backward_peak: int
+    step_peak: int
+    after_step: int
+    after_forward: int
     saved: int | None
 
 
@@ -328,34 +328,34 @@ class TrainingBytes(NamedTuple):
     """The bytes before the first step, of the first step and of the second step; a single step counts as both."""
 
     set_up: int
-    first: StepBytes
-    second: StepBytes
+    first_step: StepBytes
+    second_step: StepBytes
 
-    def named(self) -> dict[str, int]:
+    def bytes_by_name(self) -> dict[str, int]:
         """Returns the bytes by name of quantity; for the first step only the peak."""
-        second_step = self.second
+        second_step = self.second_step
         bytes_by_name = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
             **bytes_by_name,
-            "live_bytes": second_step.live,
-            "forward_peak_bytes": second_step.forward,
-            "backward_peak_bytes": second_step.backward,
-            "first_step_peak_bytes": self.first.step,
-            "step_peak_bytes": second_step.step,
-            "after_step_bytes": second_step.after,
+            "live_bytes": second_step.after_forward,
+            "forward_peak_bytes": second_step.forward_peak,
+            "backward_peak_bytes": second_step.backward_peak,
+            "first_step_peak_bytes": self.first_step.step_peak,
+            "step_peak_bytes": second_step.step_peak,
+            "after_step_bytes": second_step.after_step,
         }
 
 
 class InferenceBytes(NamedTuple):
-    """Bytes of an inference pass, including weights and cache. peak: at the peak. after: after the pass."""
+    """Bytes of an inference pass, including weights and cache. peak: at the peak. after_pass: after the pass."""
 
     peak: int
-    after: int
+    after_pass: int
 
-    def named(self, phase: str) -> dict[str, int]:
+    def bytes_by_name(self, phase: str) -> dict[str, int]:
         """Returns the bytes by name of quantity."""
-        return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after}
+        return {f"{phase}_peak_bytes": self.peak, f"{phase}_after_bytes": self.after_pass}
 
 
 # --- the replay -------------------------------------------------------------------------------------------------------
@@ -383,8 +383,8 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         bytes_of_steps.append(
             StepBytes(
                 **peaks_by_phase(memory_meter),
-                after=memory_meter.now,
-                live=live_bytes,
+                after_step=memory_meter.now,
+                after_forward=live_bytes,
                 saved=saved_bytes,
             )
         )
@@ -512,7 +512,7 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
             peaks_by_quantity.clear()
             tracker.peak = tracker.now
             training_loop.step(record_phase)
-            bytes_of_steps.append(StepBytes(**peaks_by_quantity, after=tracker.now, **results_after_forward))
+            bytes_of_steps.append(StepBytes(**peaks_by_quantity, after_step=tracker.now, **results_after_forward))
     return TrainingBytes(set_up_bytes, bytes_of_steps[0], bytes_of_steps[-1])
 
 

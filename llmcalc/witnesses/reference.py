@@ -261,7 +261,7 @@ def _checks(
         "train_flops",
         step_flops_of,
         copy_to_repeats(training_flops, repeats),
-        workload.with_(phase="training"),
+        workload.with_changes(phase="training"),
         parts_in_forward,
     )
     if spec.one_pass_model_name:

@@ -83,9 +83,9 @@ class Execution:
     def form(self, form_names: Iterable[str], workload: Workload) -> str:
         """Returns the form of a step among the allowed `form_names`. The first form is the default."""
         default_form, *other_forms = form_names
-        return next((form_name for form_name in other_forms if self._runs_form(form_name, workload)), default_form)
+        return next((form_name for form_name in other_forms if self._is_form_used(form_name, workload)), default_form)
 
-    def _runs_form(self, form_name: str, workload: Workload) -> bool:
+    def _is_form_used(self, form_name: str, workload: Workload) -> bool:
         if form_name == "absorbed" and self.mla != "auto":
             return self.mla == "absorbed"
         return FORMS[form_name](workload)

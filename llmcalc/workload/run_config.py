@@ -74,7 +74,7 @@ class RunConfig:
 
     def with_workload(self, **changed_fields: Any) -> RunConfig:
         """Returns a copy with changed fields of the workload."""
-        return replace(self, workload=self.workload.with_(**changed_fields))
+        return replace(self, workload=self.workload.with_changes(**changed_fields))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
         """Returns a copy with another counting convention for query-key pairs."""

@@ -35,6 +35,6 @@ class Workload:
         if self.source is None:
             object.__setattr__(self, "source", self.context + self.seq)
 
-    def with_(self, **changes: Any) -> Workload:
+    def with_changes(self, **changes: Any) -> Workload:
         """Returns a copy with some fields changed."""
         return replace(self, **changes)

@@ -96,7 +96,7 @@ def main() -> None:
     )
     for devices in PLANNED:
         start = time.process_time()
-        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried
+        tried = plan_of(one, hardware, LayoutRequest(devices=devices), 512, 1).plan.tried_count
         taken = time.process_time() - start
         line(f"a plan of {PLANNED_MODEL} on {devices}: {tried} layouts", f"{taken * 1e3 / tried:.0f} ms each")
 

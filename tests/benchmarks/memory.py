@@ -69,7 +69,7 @@ def differences(spec: ModelSpec, training: TrainingConfig) -> str:
     device = WitnessAllocator()
     whole, found = replay(spec, training, device, None, HOPPER.workspace_bytes), training_memory(spec, training)
     pairs = {
-        "after": (found.after_step_bytes, whole.final_bytes + whole.slop_after),
+        "after": (found.after_step_bytes, whole.final_bytes + whole.rounding_bytes_after),
         "peak": (found.peak_bytes, device.peak_allocated),
         "reserved": (found.reserved_bytes, device.peak_reserved),
     }

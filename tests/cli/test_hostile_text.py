@@ -373,7 +373,7 @@ def test_notebooks_and_representations(folder: Path, monkeypatch: pytest.MonkeyP
 def report() -> Report:
     """Each place of a report where a text can stand, all of them `NAME`."""
     columns = (
-        Column(NAME, NAME, wrap=True, marks={"x": "red"}),
+        Column(NAME, NAME, may_wrap=True, mark_colours={"x": "red"}),
         Column("b", NAME, lambda value: NAME),
         Column("c", NAME, displayed_text),
     )

@@ -39,7 +39,7 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
     assert {
         "formula_source",
         "sizes",
-        "top_size",
+        "projected_output_size",
         "prediction_block",
         "sharing_key_of",
         "rotary_size",
@@ -144,8 +144,8 @@ def test_a_wrong_layer_in_multi_token_prediction_is_told(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("head", [LMHead(), NoHead(), Classifier(num_labels=3, over="token")])
 def test_a_wrong_width_that_the_output_is_mapped_to_is_told(monkeypatch: pytest.MonkeyPatch, head: Any) -> None:
     spec = model(embedding_size=12, head=head)
-    assert spec.top_size == 12
+    assert spec.projected_output_size == 12
     assert verify_reference(spec, batch=2, seq=7).ok
     for wrong in (None, 16):
-        monkeypatch.setattr(ModelSpec, "top_size", wrong)
+        monkeypatch.setattr(ModelSpec, "projected_output_size", wrong)
         assert not verify_reference(spec.model_copy(), batch=2, seq=7).ok

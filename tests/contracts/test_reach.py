@@ -25,7 +25,7 @@ LONGEST = 40
 EXAMPLES = [
     pytest.param(example, id=f"{cls.__name__}-{i}")
     for cls in MIXERS.classes()
-    if issubclass(cls, TokenMixer) and "decoder" in cls.sides
+    if issubclass(cls, TokenMixer) and "decoder" in cls.allowed_stacks
     for i, example in enumerate(cls.examples())
 ]
 

@@ -138,4 +138,4 @@ def test_a_node_is_counted_where_it_stands() -> None:
     (place,) = [p for p in tree.walk() if p.node.name == "map"]
     assert place.cost_in_model(lambda use: use.params()) == 0
     assert place.node.total(lambda use: use.params()) == 6
-    assert place.times == 4
+    assert place.copies == 4

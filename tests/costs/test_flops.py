@@ -256,7 +256,7 @@ CHECKPOINTED = {
     **{
         f"{mixer.__name__}-{at}-alone": decoder(attention=mixer.examples()[at], feed_forward=Nothing())
         for mixer in MIXERS.classes()
-        if "decoder" in getattr(mixer, "sides", ())
+        if "decoder" in getattr(mixer, "allowed_stacks", ())
         if mixer not in (MergedAttention, ContextAttention, LatentContextAttention, NgramAttention, ChunkedAttention)
         for at in dict.fromkeys((0, len(mixer.examples()) - 1))
     },

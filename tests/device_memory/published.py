@@ -311,7 +311,7 @@ def _fp8_dynamic(name: str) -> tuple[float, float]:
     for place in spec(name).tree().walk():
         op = place.node.op
         if isinstance(op, Linear) and place.node.name != "lm_head":
-            size += place.times * (4 * op.n_out - op.n_in * op.n_out)
+            size += place.copies * (4 * op.n_out - op.n_in * op.n_out)
     return size, size
 
 

@@ -101,5 +101,5 @@ def test_adapters_beside_weights_of_gptq_need_what_was_published(row_id: str) ->
 def test_the_heading_of_fit_names_the_adapters_and_their_base(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG | {"quantization_config": {"load_in_4bit": True}}))
-    heading = fit(path, lora_rank=8, seq=64, hardware="h100").report().tables[0].aside
+    heading = fit(path, lora_rank=8, seq=64, hardware="h100").report().tables[0].subtitle
     assert heading.startswith("training of 64 tokens (LoRA of rank 8 on nf4): ")

@@ -13,7 +13,7 @@ from llmcalc.frameworks.engines.flags import Flag, find_flag, flags_by_spelling,
 from tests.in_process import Result
 
 FLAGS = [
-    Flag(("--max-len", "-m"), "tokens", ("auto",), least=2, most=4096),
+    Flag(("--max-len", "-m"), "tokens", ("auto",), minimum=2, maximum=4096),
     Flag(("--max-seqs",), "number"),
     Flag(("--share",), "share"),
     Flag(("--swap",), "gib"),
@@ -24,7 +24,7 @@ FLAGS = [
     Flag(("--eager",), "switch", off_spellings=("--graphs",)),
     Flag(("--prefix",), "word", ("sha", "xxh"), value_if_bare="sha"),
     Flag(("--lora",), "text", is_repeatable=True),
-    Flag(("--port",), is_idle=True),
+    Flag(("--port",), is_memory_neutral=True),
 ]
 
 OPTIONS = {"--devices": "--split", "--seq": "--max-len"}

@@ -20,13 +20,13 @@ def estimate_of(recompute: str | None = None) -> tuple[PeakEstimate, list[Any]]:
     """The estimate of a model whose first layer is dense, and the measurements that it makes."""
     question = memory(load("deepseek-v2-lite").model, Settings("training", seq=256, recompute=recompute))
     estimate, measurements = framework("megatron").estimate(question), []
-    measure = estimate.measure
+    measure = estimate.measure_passes
 
     def recorded(layout: Layout, stage: Stage, repeats: Any) -> Any:
         measurements.append((stage.layers, tuple(repeats)))
         return measure(layout, stage, repeats)
 
-    return replace(estimate, measure=recorded), measurements
+    return replace(estimate, measure_passes=recorded), measurements
 
 
 def first_stage(layers: int, of: int = 27) -> tuple[Layout, Stage]:
@@ -51,7 +51,7 @@ def test_a_shared_measurement_gives_the_bytes_of_all_layers() -> None:
     for recompute in (None, "full"):
         estimate, _ = estimate_of(recompute)
         layout, stage = first_stage(20)
-        (all_layers,) = estimate.measure(*estimate._layout_of_layers(layout, 0, 20, stage), [None])
+        (all_layers,) = estimate.measure_passes(*estimate._layout_of_layers(layout, 0, 20, stage), [None])
         extrapolated = estimate.micro_batch_bytes(layout, stage)
         assert extrapolated.saved == all_layers.saved
         assert extrapolated.layer_forward_peak == all_layers.layer_forward_peak
@@ -87,11 +87,11 @@ def test_runs_with_another_recomputation_share_counts_of_parameters() -> None:
     separate_bytes = recomputing_estimate.least_bytes(layout)
     estimate.least_bytes(layout)
     recomputing_estimate.share_parameter_counts(estimate)
-    assert recomputing_estimate._parameters is estimate._parameters
+    assert recomputing_estimate._parameters_by_stage is estimate._parameters_by_stage
     assert recomputing_estimate.least_bytes(layout) == separate_bytes
-    other_format = replace(recomputing_estimate, include=frozenset({"mtp"}), _parameters={})
+    other_format = replace(recomputing_estimate, include=frozenset({"mtp"}), _parameters_by_stage={})
     other_format.share_parameter_counts(estimate)
-    assert other_format._parameters is not estimate._parameters
+    assert other_format._parameters_by_stage is not estimate._parameters_by_stage
 
 
 @pytest.mark.parametrize("framework_name", ["megatron", "torch"])

@@ -46,8 +46,8 @@ def test_functions_by_name(name: str) -> None:
     assert len(found) >= 3
     for function, count in found:
         parameters = list(signature(function.function).parameters.values())
-        assert len([one for one in parameters if one.default is Parameter.empty]) == count, function.place
-        assert function.function.__module__.startswith(f"llmcalc.frameworks.{name}."), function.place
+        assert len([one for one in parameters if one.default is Parameter.empty]) == count, function.location
+        assert function.function.__module__.startswith(f"llmcalc.frameworks.{name}."), function.location
 
 
 def test_a_function_is_imported_when_it_is_called() -> None:

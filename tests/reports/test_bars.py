@@ -59,7 +59,7 @@ def test_bars_are_as_long_as_the_width_allows(width: int, length: int) -> None:
 
 def test_bars_of_several_tables_have_one_scale() -> None:
     def one(name: str, shares: tuple[float, ...]) -> Table:
-        columns = (Column("a", "a"), Column("bar", "", share_bar, justify="left", bar=True))
+        columns = (Column("a", "a"), Column("bar", "", share_bar, justify="left", is_bar=True))
         return Table("", columns, [Row([name, TextBar(part)]) for part in shares])
 
     lines = text(Report({}, [one("x" * 40, (1.0,)), one("y", (1.0, 0.5, 0.001))]), 80).splitlines()

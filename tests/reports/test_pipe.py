@@ -55,7 +55,7 @@ def test_the_same_text(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_long_words_depth_and_empty_cells() -> None:
     columns = (Column("a", "name", justify="left"), Column("b", "number"))
-    rows = [Row(["x", 1]), Row(["deeper", None], depth=2, strong=True)]
+    rows = [Row(["x", 1]), Row(["deeper", None], depth=2, is_bold=True)]
     report = Report({}, [Table("title", columns, rows, "aside " * 20, ["a note " * 15, "w" * 100, ""])])
     for width in (20, 40, 80):
         assert as_pipe(report, width) == as_rich(report, width)
@@ -66,7 +66,7 @@ def test_a_column_that_may_be_broken_is_written_where_it_fits(width: int, monkey
     """rich breaks its cells only in a table that is wider than the terminal."""
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    columns = (Column("a", "layout", justify="left", wrap=True), Column("b", "number"))
+    columns = (Column("a", "layout", justify="left", may_wrap=True), Column("b", "number"))
     report = Report({}, [Table("title", columns, [Row(["tp2 pp4 dp128", 12_345]), Row(["tp4", 1])])])
     fits = pipe.can_render(report, io.StringIO())
     assert fits == (width >= len("  tp2 pp4 dp128  number"))

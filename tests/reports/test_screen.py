@@ -86,7 +86,7 @@ def test_the_goldens_have_at_most_24_lines() -> None:
 
 def test_no_line_of_a_terminal_ends_with_spaces() -> None:
     """rich fills cells of a wrapped column up to the table's width, and leaves the space where a heading is wrapped."""
-    columns = (Column("change", "change", wrap=True), Column("verdict", "verdict"))
+    columns = (Column("change", "change", may_wrap=True), Column("verdict", "verdict"))
     rows = [Row(["--lora-rank 16 --lora-targets all-linear", "fits"]), Row(["none", "no"])]
     stream = StringIO()
     render(Report({}, [Table("A heading of several words that is wrapped", columns, rows)]), stream, width=30)
@@ -119,7 +119,7 @@ def test_innermost_rows_go_first_and_totals_stay() -> None:
     rows = [(f"part {i}", i % 2, False) for i in range(40)] + [("total", 0, True)]
     (found,) = trim_to_screen(Report({}, [table(rows, answer="a")])).tables
     assert names(found) == [*(f"part {i}" for i in range(0, 40, 2)), "total"]  # 24 = 3 + 20 outer parts + the total
-    assert found.left_out == "20 more rows"
+    assert found.omission_text == "20 more rows"
     rows = [(f"part {i}", 0, False) for i in range(40)] + [("total", 0, True)]
     (found,) = trim_to_screen(Report({}, [table(rows, answer="a")])).tables
     assert names(found) == [*(f"part {i}" for i in range(20)), "total"]
@@ -128,11 +128,11 @@ def test_innermost_rows_go_first_and_totals_stay() -> None:
 def test_rows_around_the_centre_stay_and_a_table_without_room_is_not_shown() -> None:
     many = [(str(i), 0, False) for i in range(30)]
     first = table([(f"first {i}", 0, False) for i in range(10)], answer="a", notes=["1"])  # 13 lines of 24
-    report = Report({}, [first, table(many, notes=["2"]), table(many, centre=20, sooner=True)])
+    report = Report({}, [first, table(many, notes=["2"]), table(many, central_row=20, has_priority=True)])
     shown, nearest = trim_to_screen(report).tables
     assert shown == first
     assert names(nearest) == [str(i) for i in range(17, 24)]  # 11 = an empty line, 3 and 7 rows
-    assert nearest.left_out == "1 more table, 23 more rows"
+    assert nearest.omission_text == "1 more table, 23 more rows"
     assert nearest.notes == ["2"]
 
 

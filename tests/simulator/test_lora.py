@@ -130,6 +130,6 @@ def test_the_output_projection_of_mamba_2_stays_in_16_bits_and_passes_its_adapte
     model = llmcalc.load("falcon-h1-0.5b").model
     quantized_weights, _ = LowRankAdapters(8, frozenset({"q_proj"}), base_format="nf4").quantized_base(model.tree())
     linear_weights = sum(
-        op.n_in * op.n_out * int(place.times) for place, op in linear_layers(model.tree(), frozenset())
+        op.n_in * op.n_out * int(place.copies) for place, op in linear_layers(model.tree(), frozenset())
     )
     assert linear_weights - quantized_weights == 36 * 1536 * 1024

@@ -97,8 +97,8 @@ def is_the_run_of_all_layers(
             whole.peaks[place].bytes_of_all_kinds,
         ), place
     assert (found.set_up_bytes, found.final_bytes) == (whole.set_up_bytes, whole.final_bytes)
-    assert (blocks.slop, blocks.slop_after) == (whole.slop, whole.slop_after)
-    assert blocks.requested_bytes + blocks.slop + blocks.free_bytes == whole.reserved_bytes
+    assert (blocks.rounding_bytes, blocks.rounding_bytes_after) == (whole.rounding_bytes, whole.rounding_bytes_after)
+    assert blocks.requested_bytes + blocks.rounding_bytes + blocks.free_bytes == whole.reserved_bytes
     assert blocks.requested_bytes == whole_device.peak_requested
     for name in ("peak_allocated", "peak_reserved"):
         assert getattr(device, name) == getattr(whole_device, name), name
@@ -181,7 +181,7 @@ def test_where_repeats_differ_all_layers_are_replayed(monkeypatch: pytest.Monkey
     found, whole = training_memory(spec, WAITING, runtime), replay(spec, WAITING, device, None, WORKSPACE)
     assert asked == [{0: RECORDED_REPEATS}, {}]
     assert (found.peak_bytes, found.reserved_bytes) == (device.peak_allocated, device.peak_reserved)
-    assert found.after_step_bytes == whole.final_bytes + whole.slop_after
+    assert found.after_step_bytes == whole.final_bytes + whole.rounding_bytes_after
     assert {(point.phase, point.module_path): point.bytes for point in found.timeline} == {
         (place.phase, node_path(place, layer_stacks(spec))): peak.bytes
         for place, peak in whole.peaks.items()

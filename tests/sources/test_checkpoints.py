@@ -244,7 +244,7 @@ def test_a_saved_model_is_what_its_config_says(config: dict[str, Any], tmp_path:
     (tmp_path / "config.json").write_text(json.dumps(config))
     stored = _stored(config)
     matches = match_tensors(load(str(tmp_path)).model, stored)
-    assert matches.ok, (matches.missing[:3], matches.extra[:3], matches.misshapen[:3])
+    assert matches.ok, (matches.missing[:3], matches.unexpected[:3], matches.shape_mismatches[:3])
     first = stored.tensors[len(stored.tensors) // 2]
     without = Checkpoint("safetensors", tuple(t for t in stored.tensors if t is not first))
     assert not match_tensors(load(str(tmp_path)).model, without).ok
@@ -277,11 +277,11 @@ def test_findings_are_named() -> None:
     missing = _changed(lambda t: t.pop(3))
     assert [e.node for e in missing.missing] == ["layers.0.self_attn.v_proj"]
     extra = _changed(lambda t: t.append(StoredTensor("model.layers.1.self_attn.q_proj.bias", "BF16", (4095,), 0)))
-    assert [x.name for x in extra.extra] == ["model.layers.1.self_attn.q_proj.bias"]
+    assert [x.name for x in extra.unexpected] == ["model.layers.1.self_attn.q_proj.bias"]
     wrong = _changed(
         lambda t: t.__setitem__(5, StoredTensor("model.layers.0.mlp.gate_proj.weight", "BF16", (14000, 4096), 0))
     )
-    assert [(e.node, s.shape) for e, s in wrong.misshapen] == [("layers.0.mlp.gate_proj", (14000, 4096))]
+    assert [(e.node, s.shape) for e, s in wrong.shape_mismatches] == [("layers.0.mlp.gate_proj", (14000, 4096))]
     buffers = _changed(
         lambda t: t.append(StoredTensor("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", (64,), 0))
     )

@@ -114,7 +114,7 @@ def test_a_path_starts_at_the_budgets_folder(tmp_path: Path, run: Any, monkeypat
 )
 def test_operators(operator: Any, holds: tuple[int, int, int]) -> None:
     limit = BudgetLimit(operator=operator, value=Fraction(5))
-    assert tuple(int(limit.is_kept_by(Fraction(value))) for value in (4, 5, 6)) == holds
+    assert tuple(int(limit.is_met_by(Fraction(value))) for value in (4, 5, 6)) == holds
 
 
 @pytest.mark.parametrize(

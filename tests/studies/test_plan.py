@@ -123,7 +123,7 @@ def test_a_search_that_ends_early_says_what_it_left(monkeypatch: pytest.MonkeyPa
     assert early.ended_early
     assert [candidate.layout.pp for candidate in early.feasible] == [8]
     assert len(whole.feasible) == 3
-    assert (whole.refused, early.refused) == ({TOO_MUCH: 1}, {UNTRIED: 2, TOO_MUCH: 1})
+    assert (whole.refusal_counts, early.refusal_counts) == ({TOO_MUCH: 1}, {UNTRIED: 2, TOO_MUCH: 1})
 
 
 def test_a_search_that_ends_early_is_no_no(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
 
     plan_of_layouts = planned(65)
     assert sorted(candidate.layout.pp for candidate in plan_of_layouts.feasible) == sorted(estimated) == [2, 4]
-    assert plan_of_layouts.refused == {TOO_MUCH: 1}
-    nearest = planned(15).nearest
+    assert plan_of_layouts.refusal_counts == {TOO_MUCH: 1}
+    nearest = planned(15).nearest_candidate
     assert nearest is not None
     assert (nearest.layout.pp, estimated) == (4, [4, 2, 1])
 
@@ -708,7 +708,11 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
 
     def replays(units: int) -> LayoutReplays:
         return LayoutReplays(
-            framework_of("megatron"), "", lambda *_: model.with_(num_microbatches=3), lambda *_: 1, WorkBudget(units)
+            framework_of("megatron"),
+            "",
+            lambda *_: model.with_changes(num_microbatches=3),
+            lambda *_: 1,
+            WorkBudget(units),
         )
 
     with replays(10**9) as unlimited:
@@ -754,8 +758,8 @@ def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() 
         ("", "full"),
     ).plan(3, "if none fits")
     assert [(candidate.layout.pp, candidate.recompute) for candidate in plan_of_layouts.feasible] == [(1, "full")]
-    assert plan_of_layouts.refused == {"what --recompute full sends": 1}
-    assert plan_of_layouts.replays == 1
+    assert plan_of_layouts.refusal_counts == {"what --recompute full sends": 1}
+    assert plan_of_layouts.replay_count == 1
 
 
 class BegunCalls:

@@ -37,7 +37,7 @@ CASES = {
 def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, framework: str) -> None:
     stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):
-        assert -stated.under <= error.share <= stated.over, error
+        assert -stated.underestimate <= error.share <= stated.overestimate, error
 
 
 @pytest.mark.parametrize("stage", [0, 3])

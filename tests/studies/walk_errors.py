@@ -54,7 +54,7 @@ def errors(framework: str, model: str, seq: int, most: int, devices: int = DEVIC
     for layout, batches in random.Random(1).sample(layouts, min(most, len(layouts))):
         try:
             walked = walk.largest_rank(layout, batches)[0]
-            cluster = Cluster.with_framework(one.with_(num_microbatches=batches), layout, framework)
+            cluster = Cluster.with_framework(one.with_changes(num_microbatches=batches), layout, framework)
             yield Error(framework, model, seq, layout.options(), walked, cluster.device_rank.device.device_bytes)
         except InputError:
             continue

@@ -369,8 +369,8 @@ def test_writing() -> None:
     assert write_expression(3 * h * dense, LATEX) == r"3\,h\,f_{\text{dense}}"
     assert write_expression(h**2 / a, LATEX) == r"\frac{h^{2}}{a}"
     assert write_expression(2 * h * a, FormulaStyle(values={"h": 4096, "a": 32})) == "2·4096·32"
-    assert write_expression(sympy.Integer(8030261248) + s, FormulaStyle(grouped=True)) == "8,030,261,248 + S"
-    assert write_expression(sympy.Integer(1024), FormulaStyle(latex=True, grouped=True)) == "1{,}024"
+    assert write_expression(sympy.Integer(8030261248) + s, FormulaStyle(groups_digits=True)) == "8,030,261,248 + S"
+    assert write_expression(sympy.Integer(1024), FormulaStyle(is_latex=True, groups_digits=True)) == "1{,}024"
     with pytest.raises(ArithmeticError, match="no way to write"):
         write_expression(sympy.sqrt(h))
 

@@ -310,7 +310,7 @@ def test_kernels_that_decode_experts_take_further_seconds(
     accelerator: str, stack: str, dtype: str, seconds: float
 ) -> None:
     model, device = load_preset("qwen3-30b-a3b").model, device_of(load_hardware(accelerator))
-    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5).on(device)
+    formats = NumberFormats(dtype, 16 if dtype == "bf16" else 4.5).formats_on(device)
 
     def layers(device: Device) -> float:
         return float(decode(model, device, find_stack(stack), 1, 512, formats=formats).seconds)

@@ -13,7 +13,7 @@ import pytest
 
 from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_flops_of
-from llmcalc.flow.tree import Place
+from llmcalc.flow.tree import NodePosition
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types
@@ -95,7 +95,7 @@ IN_THE_LAYER = frozenset({"predict", "correct", "self_attn_connection", "mlp_con
 """Parts with matrix products that classes compute in the layer itself, so they have no module."""
 
 
-def _with_products(spec: ModelSpec) -> list[Place]:
+def _with_products(spec: ModelSpec) -> list[NodePosition]:
     """Every layer with FLOPs, and its parts with FLOPs that are modules of a class."""
     places = list(spec.tree().walk(run_config(seq=LEAST_SEQ)))
     layers = [place for place in places if place.node.kind == "layer"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
-from llmcalc.flow.tree import Place
+from llmcalc.flow.tree import NodePosition
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
 from llmcalc.sources.target import load
@@ -18,7 +18,7 @@ from tests.samples import in_one_test
 BATCH, SEQ = 2, 24
 
 
-def cores(spec: ModelSpec) -> list[tuple[Place, AttentionCore]]:
+def cores(spec: ModelSpec) -> list[tuple[NodePosition, AttentionCore]]:
     """Returns every attention op (query-key and score-value products) of a training step, with its place."""
     train = run_config(batch=BATCH, seq=SEQ, phase="training", attention="flash")
     found = ((place, place.node.op) for place in spec.tree().walk(train) if not place.optional)

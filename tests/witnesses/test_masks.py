@@ -94,7 +94,7 @@ def _cores(spec: ModelSpec) -> list[tuple[AttentionCore, int, RunConfig]]:
         p for p in places if isinstance(p.node.op, AttentionCore) and not isinstance(p.node.op.keys, TableRows)
     )
     attending = (p for p in attending if not p.optional)
-    return [(p.node.op, p.times, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
+    return [(p.node.op, p.copies, p.run_config) for p in attending if not {"no_grad", "idle"} & {*p.roles}]  # type: ignore[misc]
 
 
 def _narrowed(spec: ModelSpec) -> bool:

@@ -209,7 +209,7 @@ def explain(request: dict[str, Any]) -> dict[str, Any]:
 def _table(table: Table) -> dict[str, Any]:
     """A table as the command prints it, every cell as text."""
     rows = [
-        {"cells": [cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)], "strong": row.strong}
+        {"cells": [cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)], "strong": row.is_bold}
         for row in table.rows
     ]
     return {"head": [column.title for column in table.columns], "rows": rows, "notes": list(table.notes)}

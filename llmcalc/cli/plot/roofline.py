@@ -15,7 +15,7 @@ def command(output: Picture, timed_run: TimedRunOptions, columns: PaperColumns =
     run_question = timed_run.run_question()
     drawn_phases = roofline_phases(not run_question.preset.model.model_without_tokens, run_question.settings.phase)
     picture = roofline_picture(
-        lambda phase: timed_run.ask(replace(run_question, settings=run_question.settings.with_(phase=phase))),
+        lambda phase: timed_run.ask(replace(run_question, settings=run_question.settings.with_changes(phase=phase))),
         drawn_phases,
     )
     write_picture(picture, output)

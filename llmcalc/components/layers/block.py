@@ -155,9 +155,7 @@ class Layer(Component):
     def check_stack_position(self, stack_position: StackPosition) -> None:
         """Raises `ValueError` if the layer cannot be used at this position of the model."""
         for field, component, width in self.mixers(stack_position.width):
-            component.check_stack_position(
-                replace(stack_position, where=f"{stack_position.where}.{field}", width=width)
-            )
+            component.check_stack_position(replace(stack_position, path=f"{stack_position.path}.{field}", width=width))
 
     def reads_encoder(self) -> bool:
         """Whether the layer attends to an encoder's output."""
@@ -256,13 +254,13 @@ class Block(Layer):
         has_encoder, is_idle = stack_position.source_width is not None, self.idle_cross_attention
         if is_idle and (has_encoder or stack_position.side == "encoder"):
             raise ValueError(
-                f"{stack_position.where}.idle_cross_attention: there is an encoder to attend to; expected false"
+                f"{stack_position.path}.idle_cross_attention: there is an encoder to attend to; expected false"
             )
         if self.cross_attention is not None and not is_idle and not has_encoder:
-            raise ValueError(f"{stack_position.where}.cross_attention: only the decoder of an encoder-decoder has one")
+            raise ValueError(f"{stack_position.path}.cross_attention: only the decoder of an encoder-decoder has one")
         if self.cross_attention is not None and super().reads_encoder():
             raise ValueError(
-                f"{stack_position.where}.cross_attention: the layer's attention reads the encoder; expected none"
+                f"{stack_position.path}.cross_attention: the layer's attention reads the encoder; expected none"
             )
 
     def reads_encoder(self) -> bool:

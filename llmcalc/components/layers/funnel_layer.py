@@ -46,7 +46,7 @@ class FunnelAttention(MultiHeadMixer):
     formula_source: ClassVar[str] = "Dai et al. 2020, §A.2.1"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["funnel"] = "funnel"
     num_attention_heads: Heads

@@ -62,7 +62,7 @@ class GlobalTokens(ResidualStreams):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         if stack_position.side != "encoder":
-            raise ValueError(f"{stack_position.where}: global tokens see later tokens; expected an encoder")
+            raise ValueError(f"{stack_position.path}: global tokens see later tokens; expected an encoder")
 
     def record_stream_split(self, recorder: Flow, x: Value) -> Value:
         return recorder.part("global_tokens", self, x)
@@ -103,7 +103,7 @@ class GlobalLocalAttention(EqualHeadsMixer):
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["global_local"] = "global_local"
     num_attention_heads: Heads

@@ -127,7 +127,7 @@ class Attention(TokenMixer):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     renamed: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
 
     type: Literal["attention"] = "attention"
@@ -174,7 +174,7 @@ class Attention(TokenMixer):
             check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
-        is_distance_based = self.position is not None and self.position.by_distance
+        is_distance_based = self.position is not None and self.position.requires_one_sequence
         if self.sinks and self.sink_keys:
             raise ValueError("sinks and sink_keys: attention has one or the other")
         if self.grid_window is not None and (
@@ -238,7 +238,7 @@ class Attention(TokenMixer):
                 "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
                 "block_indexer, kv_shared or fused_qkv"
             )
-        if self.position is not None and self.position.by_distance:
+        if self.position is not None and self.position.requires_one_sequence:
             raise ValueError(
                 f"cross_attention.position: '{self.position.type}' goes by distances, of which two sequences have "
                 "none; expected none"
@@ -288,7 +288,7 @@ class Attention(TokenMixer):
         a = self.num_attention_heads
         if self.head_dim is None and stack_position.width % a:
             raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {a} does not divide hidden_size "
+                f"{stack_position.path}.num_attention_heads: {a} does not divide hidden_size "
                 f"{stack_position.width}; expected a divisor, or a head_dim of its own"
             )
         if self.position is not None:
@@ -297,17 +297,17 @@ class Attention(TokenMixer):
             )
         if self.whole_pass and stack_position.side != "decoder":
             raise ValueError(
-                f"{stack_position.where}.whole_pass: an encoder attends to all tokens anyway; expected false"
+                f"{stack_position.path}.whole_pass: an encoder attends to all tokens anyway; expected false"
             )
         if self.value_convolution is not None and stack_position.side != "encoder":
-            raise ValueError(f"{stack_position.where}.value_convolution: reads later tokens; expected an encoder")
+            raise ValueError(f"{stack_position.path}.value_convolution: reads later tokens; expected an encoder")
         if self.attention_chunk_size is not None and stack_position.side == "encoder":
             raise ValueError(
-                f"{stack_position.where}.attention_chunk_size: stands in causal attention; expected a decoder"
+                f"{stack_position.path}.attention_chunk_size: stands in causal attention; expected a decoder"
             )
         if self.grid_window is not None and (not stack_position.grid or stack_position.before_grid):
             raise ValueError(
-                f"{stack_position.where}.grid_window: is only valid in a vision encoder without a class embedding"
+                f"{stack_position.path}.grid_window: is only valid in a vision encoder without a class embedding"
             )
         if self.block_indexer is not None:
             self.block_indexer.check_stack_position(stack_position)

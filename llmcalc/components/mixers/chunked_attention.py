@@ -41,7 +41,7 @@ class ChunkedAttention(MultiHeadMixer):
     formula_source: ClassVar[str] = "Kitaev et al. 2020, §2"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
 
     type: Literal["chunked"] = "chunked"
     num_attention_heads: Heads

@@ -48,7 +48,7 @@ class DeltaNet(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "in decode the whole step of DeltaNet's state"
+    uncounted_work: ClassVar[str] = "in decode the whole step of DeltaNet's state"
 
     type: Literal["delta_net"] = "delta_net"
     linear_num_heads: LinearHeads

@@ -51,7 +51,7 @@ class ExclusiveAttention(WindowedMixer):
     formula_source: ClassVar[str] = "NeoMME 2026"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["exclusive"] = "exclusive"
     num_attention_heads: Heads

@@ -24,8 +24,8 @@ class FourierMixer(TokenMixer):
     formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
-    uncounted: ClassVar[str] = "fast Fourier transform"
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
+    uncounted_work: ClassVar[str] = "fast Fourier transform"
 
     type: Literal["fourier"] = "fourier"
 

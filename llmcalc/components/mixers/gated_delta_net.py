@@ -64,7 +64,7 @@ class GatedDeltaNet(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
+    uncounted_work: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
     linear_num_key_heads: LinearKeyHeads

@@ -42,7 +42,7 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["grouped_projections"] = "grouped_projections"
     num_attention_heads: Heads

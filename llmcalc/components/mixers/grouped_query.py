@@ -142,7 +142,7 @@ class EqualHeadsMixer(TokenMixer):
         head_count = getattr(self, field_name)
         if stack_position.width % head_count:
             raise ValueError(
-                f"{stack_position.where}.{field_name}: {head_count}; "
+                f"{stack_position.path}.{field_name}: {head_count}; "
                 f"expected a divisor of hidden_size {stack_position.width}"
             )
 

@@ -44,7 +44,7 @@ class HGRN2(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the forget gates of HGRN2"
+    uncounted_work: ClassVar[str] = "the forget gates of HGRN2"
 
     type: Literal["hgrn2"] = "hgrn2"
     num_attention_heads: Heads

@@ -43,7 +43,7 @@ class JetBlock(TokenMixer):
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
+    uncounted_work: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
 
     type: Literal["jet_block"] = "jet_block"
     linear_num_value_heads: LinearValueHeads

@@ -62,7 +62,7 @@ class KimiDeltaAttention(TokenMixer):
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = (
+    uncounted_work: ClassVar[str] = (
         "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
     )
 

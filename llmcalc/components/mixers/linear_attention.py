@@ -160,7 +160,7 @@ def linear_attention_reference() -> Any:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), spec.linear_value_head_dim)
             self.o_proj = nn.Linear(value_width, hidden_size, bias=False)
 
-        def _positioned(self, x: Tensor, pass_state: PassState) -> Tensor:
+        def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns queries or keys with their positions, if there are any."""
             return x
 
@@ -181,7 +181,7 @@ def linear_attention_reference() -> Any:
             """Returns heads of queries or keys after the feature map, with their positions."""
             heads = self._split_heads(x, self.spec.linear_key_head_dim)
             mapped_heads = heads if self.spec.feature_map is None else activate(self.spec.feature_map, heads)
-            return self._positioned(mapped_heads, pass_state)
+            return self._with_positions(mapped_heads, pass_state)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q = self._mapped_heads(self.q_proj(x), pass_state)

@@ -51,7 +51,7 @@ class LocalAttention(MultiHeadMixer):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["local"] = "local"
     num_attention_heads: Heads
@@ -70,7 +70,7 @@ class LocalAttention(MultiHeadMixer):
         return tuple(length for length in (self.local_radius, self.global_block_size) if length is not None)
 
     def supported_score_bias(self) -> ScoreBias:
-        return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
+        return ScoreBias(self.num_attention_heads, has_block_bias=self.global_block_size is not None)
 
     def share_bias(self, recorder: Flow, x: Value) -> None:
         """Records the shared bias, and the mask that the bias of block sums depends on."""

@@ -45,7 +45,7 @@ class MergedAttention(TwoKeySetsMixer):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("decoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
 
     reads_encoder: ClassVar[bool] = True
 
@@ -63,7 +63,7 @@ class MergedAttention(TwoKeySetsMixer):
         super().check_stack_position(stack_position)
         if stack_position.source_width != stack_position.width:
             raise ValueError(
-                f"{stack_position.where}.type: 'merged' requires an encoder of the decoder's width; expected one, "
+                f"{stack_position.path}.type: 'merged' requires an encoder of the decoder's width; expected one, "
                 "and no cross_attention"
             )
 

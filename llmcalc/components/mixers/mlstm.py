@@ -55,7 +55,7 @@ class MLSTM(TokenMixer):
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
+    uncounted_work: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
 
     type: Literal["mlstm"] = "mlstm"
     num_heads: Heads

@@ -40,7 +40,7 @@ class RelativeAttention(MultiHeadMixer):
     witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative"] = "relative"
     num_attention_heads: Heads

@@ -28,7 +28,7 @@ class Retention(LinearAttentionMixer):
 
     formula_source: ClassVar[str] = "Sun et al. 2023, §2"
     witness: ClassVar[PartWitness] = PUBLISHED
-    uncounted: ClassVar[str] = "the decays of retention"
+    uncounted_work: ClassVar[str] = "the decays of retention"
 
     type: Literal["retention"] = "retention"
     position: Rope = Rope()
@@ -57,7 +57,7 @@ def _reference_class() -> type[nn.Module]:
     class RetentionReference(linear_attention_reference()):  # type: ignore[misc]
         """Retention. x: [batch, tokens, hidden] → same shape."""
 
-        def _positioned(self, x: Tensor, pass_state: PassState) -> Tensor:
+        def _with_positions(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.spec.position.rotate_heads(x, pass_state, pass_state.past_tokens)
 
         def _log_decay(self, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class RGLRU(TokenMixer):
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the recurrence of RG-LRU"
+    uncounted_work: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
     lru_width: RecurrentWidth

@@ -46,7 +46,7 @@ class RwkvTimeMix(TokenMixer):
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the WKV recurrence of RWKV"
+    uncounted_work: ClassVar[str] = "the WKV recurrence of RWKV"
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"
     attention_hidden_size: AttentionWidth

@@ -45,7 +45,7 @@ class Rwkv7TimeMix(TokenMixer):
     formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the decays and outer products of RWKV-7's states"
+    uncounted_work: ClassVar[str] = "the decays and outer products of RWKV-7's states"
 
     type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
     num_heads: Heads

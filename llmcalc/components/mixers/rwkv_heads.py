@@ -40,7 +40,7 @@ class RwkvHeadMix(TokenMixer):
     formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
-    uncounted: ClassVar[str] = "the decays of RWKV's states"
+    uncounted_work: ClassVar[str] = "the decays of RWKV's states"
 
     type: Literal["rwkv_head_mix"] = "rwkv_head_mix"
     num_heads: Heads

@@ -34,7 +34,7 @@ class SampledBlockAttention(EqualHeadsMixer):
     formula_source: ClassVar[str] = "Zeng et al. 2022, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["sampled_blocks"] = "sampled_blocks"
     num_attention_heads: Heads

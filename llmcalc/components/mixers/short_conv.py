@@ -58,7 +58,7 @@ class ShortConv(TokenMixer):
             super().check_stack_position(stack_position)
         elif not stack_position.grid:
             raise ValueError(
-                f"{stack_position.where}.grid: tokens stand in no grid; expected false, but in a tower of images"
+                f"{stack_position.path}.grid: tokens stand in no grid; expected false, but in a tower of images"
             )
         elif stack_position.before_grid:
             raise ValueError(

@@ -33,7 +33,7 @@ class SpanConvolution(TokenMixer):
     formula_source: ClassVar[str] = "Jiang et al. 2020, §4"
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
-    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["span_convolution"] = "span_convolution"
     num_attention_heads: Heads
@@ -52,7 +52,7 @@ class SpanConvolution(TokenMixer):
         heads = self.num_attention_heads
         if stack_position.width % (2 * heads):
             raise ValueError(
-                f"{stack_position.where}.num_attention_heads: {heads}; twice the number divides hidden_size "
+                f"{stack_position.path}.num_attention_heads: {heads}; twice the number divides hidden_size "
                 f"{stack_position.width} without a rest"
             )
 

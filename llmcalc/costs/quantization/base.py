@@ -14,7 +14,7 @@ from itertools import chain
 from ...algebra import Number, add, is_zero, times
 from ...errors import InputError
 from ...flow.module_names import ModuleNames
-from ...flow.tree import Node, Place
+from ...flow.tree import Node, NodePosition
 from ...frozen import frozen
 from ...model import ModelSpec
 from ...ops import ParamTensor
@@ -124,11 +124,11 @@ def weight_tensors_of(
     first_copies: whether of modules that repeat, such as layers of one kind, only the first is walked; default False.
     """
     root_tensor = WeightTensor("", "", ParamTensor((), "vector"), 1, None, node_tree)
-    yield from _weight_tensors_below_node(node_tree.place(), root_tensor, included_parts, first_copies)
+    yield from _weight_tensors_below_node(node_tree.root_position(), root_tensor, included_parts, first_copies)
 
 
 def _weight_tensors_below_node(
-    node_position: Place, node_tensor: WeightTensor, included_parts: frozenset[str], only_first_layers: bool
+    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], only_first_layers: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 

@@ -1,4 +1,4 @@
-"""Storage formats of a linear layer: the bytes of the tensors that store its n_out × n_in weights.
+"""Storage formats of a linear layer: the bytes of the tensors that store its out_features × in_features weights.
 
 - FP8: DeepSeek-V3 (arXiv:2412.19437, §3.3.2; README_WEIGHTS.md): `weight_scale_inv`, fp32, one per block of 128 × 128,
   ⌈·⌉ on both axes; `transformers` FP8Linear, FbgemmFp8Linear (`weight_scale`, fp32, one per row).
@@ -49,11 +49,11 @@ class IndivisibleMatrix(InputError):
 class LinearFormat:
     """The storage format of a linear layer."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         """Bytes of the layer's tensors, by part. model_element_bytes: of an element in the model's number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
         """Returns the reason why the format cannot store a matrix of this shape; empty if it can."""
         return ""
 
@@ -65,7 +65,7 @@ class LinearFormat:
     def shard_refusal_reason(self, shard_shape: Shape, whole_shape: Shape) -> str:
         """Returns the reason why kernels cannot compute a rank's part of a matrix; empty if they can.
 
-        shard_shape, whole_shape: (n_out, n_in) of the part and of the matrix.
+        shard_shape, whole_shape: (out_features, in_features) of the part and of the matrix.
         """
         return ""
 
@@ -111,15 +111,15 @@ class FP8(LinearFormat):
     activation_scales: int = 0
     activation_zeros: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.scale_extent, tuple):
             block_rows, block_columns = self.scale_extent
-            scale_count = ceil_div(n_out, block_rows) * ceil_div(n_in, block_columns)
+            scale_count = ceil_div(out_features, block_rows) * ceil_div(in_features, block_columns)
         else:
-            scale_count = n_out if self.scale_extent == "row" else 1
+            scale_count = out_features if self.scale_extent == "row" else 1
         return StoredBytes(
-            weights=n_out * n_in,
+            weights=out_features * in_features,
             scales=scale_count * scale_bytes,
             other=self.activation_scales * (model_element_bytes if self.scale_bytes is None else FP32)
             + self.activation_zeros,
@@ -179,16 +179,16 @@ class FP4(LinearFormat):
     activation_scales: int = 0
     scale_bytes: int = 1
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        block_count = n_out * ceil_div(n_in, self.block_columns)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        block_count = out_features * ceil_div(in_features, self.block_columns)
         return StoredBytes(
-            weights=n_out * ceil_div(n_in, 2),
+            weights=out_features * ceil_div(in_features, 2),
             scales=block_count * self.scale_bytes + FP32 * self.tensor_scales,
             other=FP32 * self.activation_scales,
         )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.block_columns, "group_size")
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, self.block_columns, "group_size")
 
     @property
     def kernel_type(self) -> str:
@@ -207,18 +207,18 @@ class AWQ(LinearFormat):
     group_size: int | None
     bits: int = 4
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
-        words_per_row = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
+        words_per_row = floor_div(out_features * self.bits, 32)  # int32 words per row of codes
         return StoredBytes(
-            weights=n_in * words_per_row * INT32,
-            scales=group_count * n_out * 2,
+            weights=in_features * words_per_row * INT32,
+            scales=group_count * out_features * 2,
             zeros=group_count * words_per_row * INT32,
         )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group_size or 1, "group_size") or _indivisible_reason(
-            "rows", n_out, 32 // self.bits
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, self.group_size or 1, "group_size") or _indivisible_reason(
+            "rows", out_features, 32 // self.bits
         )
 
     @property
@@ -240,18 +240,21 @@ class GPTQ(LinearFormat):
     group_size: int | None
     has_group_indices: bool = True
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
-        weights = floor_div(n_in * self.bits, 32) * n_out * INT32
-        zero_point_bytes = group_count * floor_div(n_out * self.bits, 32) * INT32
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
+        weights = floor_div(in_features * self.bits, 32) * out_features * INT32
+        zero_point_bytes = group_count * floor_div(out_features * self.bits, 32) * INT32
         return StoredBytes(
-            weights, group_count * n_out * 2, zero_point_bytes, n_in * INT32 if self.has_group_indices else 0
+            weights,
+            group_count * out_features * 2,
+            zero_point_bytes,
+            in_features * INT32 if self.has_group_indices else 0,
         )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
-        return _indivisible_reason("columns", n_in, codes_per_word) or _indivisible_reason(
-            "rows", n_out, codes_per_word
+        return _indivisible_reason("columns", in_features, codes_per_word) or _indivisible_reason(
+            "rows", out_features, codes_per_word
         )
 
     def describe(self) -> str:
@@ -269,13 +272,15 @@ class AWQInt4(LinearFormat):
     group_size: int
     extra_scales: int = 0
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * ceil_div(n_in, self.group_size) * FP32
-        return StoredBytes(weights=floor_div(n_out, 2) * n_in, scales=scale_bytes, other=self.extra_scales * FP32)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = out_features * ceil_div(in_features, self.group_size) * FP32
+        return StoredBytes(
+            weights=floor_div(out_features, 2) * in_features, scales=scale_bytes, other=self.extra_scales * FP32
+        )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("rows", n_out, 2) or _indivisible_reason(
-            "columns", n_in, self.group_size, "group_size"
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("rows", out_features, 2) or _indivisible_reason(
+            "columns", in_features, self.group_size, "group_size"
         )
 
     def describe(self) -> str:
@@ -291,8 +296,8 @@ class Bnb4(LinearFormat):
 
     double_quantization: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        weight_count = n_out * n_in
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        weight_count = out_features * in_features
         block_count = ceil_div(weight_count, BNB_BLOCK)
         scale_bytes = (
             block_count + ceil_div(block_count, BNB_NESTED) * FP32 if self.double_quantization else block_count * FP32
@@ -312,8 +317,8 @@ class Bnb4(LinearFormat):
 class Bnb8(LinearFormat):
     """The LLM.int8() format of bitsandbytes."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(weights=n_out * n_in, scales=n_out * FP32, other=1)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        return StoredBytes(weights=out_features * in_features, scales=out_features * FP32, other=1)
 
     def describe(self) -> str:
         return "int8, one fp32 scale per row, one byte for the layout"
@@ -334,16 +339,16 @@ class PackedInt(LinearFormat):
     has_group_indices: bool = False
     has_tensor_scale: bool = False
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
-        scaled_rows: Number = 1 if self.has_tensor_scale else n_out
-        weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
+        scaled_rows: Number = 1 if self.has_tensor_scale else out_features
+        weights = out_features * ceil_div(in_features * self.bits, 32) * INT32
         zero_bytes = 0 if self.symmetric else ceil_div(scaled_rows * self.bits, 32) * INT32 * group_count
         return StoredBytes(
             weights,
             scaled_rows * group_count * model_element_bytes,
             zero_bytes,
-            2 * 8 + (n_in * INT32 if self.has_group_indices else 0),
+            2 * 8 + (in_features * INT32 if self.has_group_indices else 0),
         )
 
     @property
@@ -396,13 +401,13 @@ class WholeInt(LinearFormat):
     activation_scales: ActivationScales = ActivationScales()
     scale_bytes: int | None = None
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_count: Number = 1 if self.scale_extent == "tensor" else n_out
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        scale_count: Number = 1 if self.scale_extent == "tensor" else out_features
         if isinstance(self.scale_extent, int):
-            scale_count = n_out * ceil_div(n_in, self.scale_extent)
+            scale_count = out_features * ceil_div(in_features, self.scale_extent)
         scale_bytes = model_element_bytes if self.scale_bytes is None else self.scale_bytes
         return StoredBytes(
-            n_out * n_in,
+            out_features * in_features,
             scale_count * scale_bytes,
             0 if self.symmetric else scale_count,
             self.activation_scales.scales * scale_bytes + self.activation_scales.zeros,
@@ -424,17 +429,17 @@ class HQQ(LinearFormat):
     bits: int
     group_size: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = floor_div(n_out * n_in, self.group_size)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = floor_div(out_features * in_features, self.group_size)
         codes = (
             ceil_div(group_count, 10) * self.group_size * INT32
             if self.bits == 3
-            else floor_div(n_out * n_in * self.bits, 8)
+            else floor_div(out_features * in_features * self.bits, 8)
         )
         return StoredBytes(codes, group_count * model_element_bytes, group_count * model_element_bytes)
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("weights", n_out * n_in, self.group_size, "group_size")
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("weights", out_features * in_features, self.group_size, "group_size")
 
     def describe(self) -> str:
         return (
@@ -450,9 +455,9 @@ class GroupedCodes(LinearFormat):
     bits: int
     group_size: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * ceil_div(n_in, self.group_size) * model_element_bytes
-        return StoredBytes(ceil_div(n_out * n_in * self.bits, 8), scale_bytes, scale_bytes)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = out_features * ceil_div(in_features, self.group_size) * model_element_bytes
+        return StoredBytes(ceil_div(out_features * in_features * self.bits, 8), scale_bytes, scale_bytes)
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group_size} columns"
@@ -468,9 +473,11 @@ class QuantoInt(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        column_count = next((columns for columns in (128, 96, 64, 32) if n_in > 128 and n_in % columns == 0), n_in)
-        group_count = n_out * floor_div(n_in, column_count)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        column_count = next(
+            (columns for columns in (128, 96, 64, 32) if in_features > 128 and in_features % columns == 0), in_features
+        )
+        group_count = out_features * floor_div(in_features, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
         return StoredBytes(
             code_bytes, group_count * model_element_bytes, group_count * model_element_bytes, 2 * model_element_bytes
@@ -487,13 +494,13 @@ class MetalInt(LinearFormat):
     bits: int
     group_size: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * floor_div(n_in, self.group_size) * FP32
-        return StoredBytes(n_out * floor_div(n_in * self.bits, 32) * INT32, scale_bytes, scale_bytes)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = out_features * floor_div(in_features, self.group_size) * FP32
+        return StoredBytes(out_features * floor_div(in_features * self.bits, 32) * INT32, scale_bytes, scale_bytes)
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group_size, "group_size") or _indivisible_reason(
-            "columns", n_in, 32 // self.bits
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, self.group_size, "group_size") or _indivisible_reason(
+            "columns", in_features, 32 // self.bits
         )
 
     def describe(self) -> str:
@@ -507,14 +514,14 @@ class Higgs(LinearFormat):
     bits: int
     group_size: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         grid_points = 2**self.bits
-        scale_bytes = n_out * floor_div(n_in, self.group_size) * model_element_bytes
+        scale_bytes = out_features * floor_div(in_features, self.group_size) * model_element_bytes
         table_bytes = (grid_points + 2 * grid_points**2) * model_element_bytes
-        return StoredBytes(floor_div(n_out * self.bits, 16) * n_in * 2, scale_bytes, other=table_bytes)
+        return StoredBytes(floor_div(out_features * self.bits, 16) * in_features * 2, scale_bytes, other=table_bytes)
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group_size, "group_size")
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, self.group_size, "group_size")
 
     def describe(self) -> str:
         return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group_size} columns"
@@ -526,8 +533,8 @@ class StaticRange(LinearFormat):
 
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        return StoredBytes(out_features * ceil_div(in_features * self.bits, 8), out_features * FP32, other=2 * FP32)
 
     def describe(self) -> str:
         return f"int{self.bits}, one fp32 scale per row and two of activations"
@@ -545,22 +552,22 @@ class AQLM(LinearFormat):
     codebooks: int
     bits: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         codes = (
-            floor_div(n_out, self.group_rows)
-            * floor_div(n_in, self.group_columns)
+            floor_div(out_features, self.group_rows)
+            * floor_div(in_features, self.group_columns)
             * self.codebooks
             * (1 if self.bits <= 8 else 2)
         )
         return StoredBytes(
             codes,
-            floor_div(n_out, self.group_rows) * 2,
+            floor_div(out_features, self.group_rows) * 2,
             other=self.codebooks * 2**self.bits * self.group_rows * self.group_columns * 2,
         )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, self.group_columns) or _indivisible_reason(
-            "rows", n_out, self.group_rows
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, self.group_columns) or _indivisible_reason(
+            "rows", out_features, self.group_rows
         )
 
     def describe(self) -> str:
@@ -622,8 +629,8 @@ class AverageBits(LinearFormat):
 
     bits: Fraction
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator))
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        return StoredBytes(ceil_div(out_features * in_features * self.bits.numerator, 8 * self.bits.denominator))
 
     def describe(self) -> str:
         return f"{float(self.bits):g} bits per weight"
@@ -639,8 +646,10 @@ class TrellisCodes(LinearFormat):
     bits: Fraction
     has_codebook: bool
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        padded_rows, padded_columns = (ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (n_out, n_in))
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        padded_rows, padded_columns = (
+            ceil_div(side_length, EXL3_SIDE) * EXL3_SIDE for side_length in (out_features, in_features)
+        )
         code_bytes = ceil_div(padded_rows * padded_columns * self.bits.numerator, 8 * self.bits.denominator)
         return StoredBytes(code_bytes, (padded_rows + padded_columns) * 2, other=INT32 * self.has_codebook)
 
@@ -652,11 +661,11 @@ class TrellisCodes(LinearFormat):
 class TernaryCodes(LinearFormat):
     """BitNet's ternary weights −1, 0 and 1: four rows per byte, and one scale in the model's number format."""
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        return StoredBytes(weights=floor_div(n_out, 4) * n_in, scales=model_element_bytes)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        return StoredBytes(weights=floor_div(out_features, 4) * in_features, scales=model_element_bytes)
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("rows", n_out, 4)
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("rows", out_features, 4)
 
     def describe(self) -> str:
         return "ternary, four weights per byte, one scale (in the model's format) per tensor"

@@ -62,8 +62,8 @@ class LinearScheme(QuantizationScheme):
     scope: all linear layers, or routed experts only.
     converts_head: whether output heads are converted; default False.
     converts_embeddings: whether tables of embeddings are converted; default False.
-    converts_outside_layers: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are
-        converted; default False.
+    converts_outside_layers: whether the gate of shared experts (of one output feature) and every `nn.Linear` outside
+        of layers are converted; default False.
     excluded_modules: modules that stay unconverted.
     config_section: where the scheme is stated, in messages; default the option `--quantize`.
     """
@@ -105,13 +105,13 @@ class LinearScheme(QuantizationScheme):
                 yield param, unquantized_bytes(param.tensor.size, dtype)
                 continue
             has_converted_tensor = True
-            matrix_count, n_out, n_in = _matrix_shapes(param)
-            refusal_reason = linear_format.refusal_reason(n_out, n_in)
+            matrix_count, out_features, in_features = _matrix_shapes(param)
+            refusal_reason = linear_format.refusal_reason(out_features, in_features)
             if refusal_reason:
                 remedy_text = "expected another scheme, or a model whose sizes it can hold"
                 unsupported_error = self._unsupported_error(f"{param.path}: {refusal_reason}; {remedy_text}")
                 raise IndivisibleMatrix(str(unsupported_error), f"{param.path}: {refusal_reason}")
-            stored_bytes = linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8)
+            stored_bytes = linear_format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
             if param.tensor.role == "table":
                 stored_bytes = replace(stored_bytes, other=0)  # scales of activations, which a table has none of
             yield param, stored_bytes * matrix_count

@@ -65,10 +65,10 @@ class MLXAffine(LinearFormat):
     bits: int
     group_size: int
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        scale_bytes = n_out * floor_div(n_in, self.group_size) * model_element_bytes
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        scale_bytes = out_features * floor_div(in_features, self.group_size) * model_element_bytes
         return StoredBytes(
-            weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
+            weights=out_features * floor_div(in_features * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes
         )
 
     def describe(self) -> str:
@@ -117,11 +117,14 @@ class MLXScheme(QuantizationScheme):
                 self.assumption_notes.add(ROUTERS)
             if self.head_in_doubt and param.kind == "lm_head" and module_format is self.default_format:
                 self.assumption_notes.add(HEAD)
-            *leading_axes, n_out, n_in = param.tensor.shape
+            *leading_axes, out_features, in_features = param.tensor.shape
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield param, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * matrix_count
+            yield (
+                param,
+                module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8) * matrix_count,
+            )
         unused_entry = next(
             (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
             None,

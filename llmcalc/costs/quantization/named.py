@@ -178,7 +178,8 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     if re.fullmatch(r"ud[-_].*|.*_xl", base_label):
         raise InputError(
             f"--quantize {scheme_name[:40]}: Unsloth chooses the types of its dynamic files tensor by tensor; expected "
-            f"the .gguf file itself as TARGET or with -m, or a mix near it such as {mix_near(scheme_label) or 'q4_k_m'}"
+            f"the .gguf file itself as TARGET or with -m, or a mix near it such as "
+            f"{nearest_gguf_mix(scheme_label) or 'q4_k_m'}"
         )
     for _, name_pattern, make_scheme in _SIZED:
         name_match = re.fullmatch(name_pattern, scheme_label)
@@ -228,7 +229,7 @@ UD-Q4_K_XL 17,923,394,624 and Q4_K_M 17,106,775,008; UD-Q5_K_XL 20,218,178,624 a
 """
 
 
-def mix_near(scheme_name: str) -> str | None:
+def nearest_gguf_mix(scheme_name: str) -> str | None:
     """Returns the mix of llama-quantize near one of Unsloth's dynamic files, `ud-q4_k_xl`; None for other names."""
     file_match = _DYNAMIC_FILE.fullmatch(scheme_name.strip().lower().replace("-", "_"))
     if file_match is None or scheme_name.strip().upper().replace("-", "_") in LARGER_EMBEDDINGS:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...costs.trained_tensors import TrainedTensor, packed_bytes, tensor_count, total_elements
-from ...simulator.versions import is_older
+from ...simulator.versions import is_older_version
 from ...workload.execution import OptimizerImplementation
 from .record import BY_TORCH, STEP_BYTES, Optimizer, States
 
@@ -56,7 +56,7 @@ def _multi_tensor_adam(optimizer_step: OptimizerStep, trained_parameters: Sequen
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
-    aten, is_older_torch = optimizer_step.t, is_older(optimizer_step.torch_version, ONE_INTERMEDIATE)
+    aten, is_older_torch = optimizer_step.t, is_older_version(optimizer_step.torch_version, ONE_INTERMEDIATE)
     for tensor_group in optimizer_step.group_by_dtype(trained_parameters):
         exp_avg_sq_sqrt = [
             aten.like(parameter.states[-1]) for parameter in optimizer_step.parameters_in_turn(tensor_group)

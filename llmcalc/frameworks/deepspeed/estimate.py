@@ -63,8 +63,8 @@ def transient_bytes(
         ) * shard_size  # gradients, and their copy, before the step
         layer_elements = max(0, parameter_count - sum(stage.outside_layers for stage in stage_parameters))
         return TransientBytes(
-            always=buffer_bytes,
-            in_passes=live_bytes,
+            whole_step=buffer_bytes,
+            during_passes=live_bytes,
             outside_modules=-min(
                 live_bytes, element_bytes * layer_elements
             ),  # the layers' parameters are released when they have run

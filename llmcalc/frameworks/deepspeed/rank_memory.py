@@ -165,7 +165,7 @@ def rank_memory(training_run: RunOnRanks, rank: int, cuda_runtime: CudaRuntime) 
     settings = settings_of(layout, training_run.own_settings, training_run.version)
     if memory_estimate.settings.optimizer_offload:  # ZeRO-Offload
         settings = replace(settings, offload_optimizer="cpu")
-        memory_estimate = memory_estimate.with_(optimizer_offload=None)
+        memory_estimate = memory_estimate.with_changes(optimizer_offload=None)
     training_config = memory_estimate.training(cuda_runtime)
     if (
         not training_config.has_master_weights

@@ -15,7 +15,7 @@ from ...sources.target import load
 from ...units import DTYPE_BITS
 from ..argument_names import argument_names
 from ..launch.record import LaunchReader, Table, integer_of
-from ..launch.rollout import AdditionalModel, Place, Rollout
+from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 
 SOURCE = "dschat/rlhf/rlhf_engine.py, ppo_trainer.py"
 """Where DeepSpeed-Chat says which models are on a device."""
@@ -90,7 +90,7 @@ def rollout_of(reader: LaunchReader, arguments: Table, ranks: int) -> Rollout:
             ranks=ranks if critic_stage == 3 else 1,
             parameters=parameters,
         ),
-        critic="device",
+        critic_location="device",
         critic_bytes=_critic_bytes(parameters, critic_stage, ranks, reader.flag(arguments, "offload")),
         sequences=reader.integer(arguments, "per_device_generation_batch_size", 16),
         tokens=tokens,
@@ -105,7 +105,7 @@ def _sequence_length(reader: LaunchReader, arguments: Table) -> int:
     return reader.integer(arguments, "max_prompt_seq_len", 256) + reader.integer(arguments, "max_answer_seq_len", 256)
 
 
-def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> Place:
+def _offload_location(reader: LaunchReader, arguments: Table, flag: str) -> ModelLocation:
     return "host" if reader.flag(arguments, flag) else "device"
 
 

@@ -152,7 +152,7 @@ class Engine:
     layouts: (server, most devices) → flags of layouts with more devices and their `EngineMemory`, the fewest first.
     flags_by_option: option of llmcalc → the engine's flag that it sets, or several flags with spaces between.
     alternatives_by_option: option of llmcalc that the engine lacks → what says the same, as users type it.
-    flag_of: term → the flag that changes it.
+    flags_by_term: term → the flag that changes it.
     serving_flags: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the
         longest request); default the flag of the length.
     model_check: (preset, version) → None; raises `InputError` for a model that the version does not run. None: none is
@@ -165,12 +165,12 @@ class Engine:
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
-    stacks: (first version, name of the stack that times its passes from there on), the oldest first.
+    stacks_by_version: (first version, name of the stack that times its passes from there on), the oldest first.
     layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
     draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
         `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
-    start: words of the command that starts it, up to the model's name; empty if none is known.
+    start_words: words of the command that starts it, up to the model's name; empty if none is known.
     applied_schemes: scheme of `--quantize` → the flags with which it applies it to published weights as it loads them.
     usual_scheme: scheme of `--quantize` in which its users run weights of 16 bits if nothing else is stated, and the
         remark on it; None (default) for the published weights.
@@ -189,7 +189,7 @@ class Engine:
     layouts: LazyFunction
     flags_by_option: Mapping[str, str] = field(default_factory=dict)
     alternatives_by_option: Mapping[str, str] = field(default_factory=dict)
-    flag_of: Mapping[str, str] = field(default_factory=dict)
+    flags_by_term: Mapping[str, str] = field(default_factory=dict)
     serving_flags: LazyFunction | None = None
     model_check: LazyFunction | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
@@ -199,12 +199,12 @@ class Engine:
     shows_alternatives: bool = False
     budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
-    stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
+    stacks_by_version: tuple[tuple[tuple[int, ...], str], ...] = ()
     layout_flags: LazyFunction | None = None
     draft_flags: LazyFunction | None = None
     step_tokens: str = ""
     step_sequences: str = ""
-    start: tuple[str, ...] = ()
+    start_words: tuple[str, ...] = ()
     applied_schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     usual_scheme: tuple[str, str] | None = None
     reads_library_tags: bool = False
@@ -246,7 +246,11 @@ class Engine:
         """
         if vendor in self.plugin_stacks:
             return self.plugin_stacks[vendor]
-        return [software_stack for first_version, software_stack in self.stacks if first_version <= version_numbers][-1]
+        return [
+            software_stack
+            for first_version, software_stack in self.stacks_by_version
+            if first_version <= version_numbers
+        ][-1]
 
     def version(self, version_text: str) -> EngineVersion:
         """Returns the typed version (the newest for an empty text), and the range of versions with the same rules."""

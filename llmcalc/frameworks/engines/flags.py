@@ -46,19 +46,19 @@ class Flag(NamedTuple):
     value_if_bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     is_repeatable: whether it may be written several times, with the values joined by commas.
     off_spellings: spellings that turn a switch off, beside its name behind `--no-`.
-    refused: why the flag is not modelled, in words; empty if it is.
-    is_idle: whether it changes no memory of the device.
-    least, most: bounds of a number.
+    refusal_reason: why the flag is not modelled, in words; empty if it is.
+    is_memory_neutral: whether it changes no memory of the device.
+    minimum, maximum: bounds of a number.
     key_kinds: the keys of a table whose values are read as those of a flag, with their kinds.
     """
 
     names: tuple[str, ...]
     kind: FlagKind = "text"
     words: tuple[str, ...] = ()
-    refused: str = ""
-    is_idle: bool = False
-    least: int = 1
-    most: int = LARGEST_NUMBER
+    refusal_reason: str = ""
+    is_memory_neutral: bool = False
+    minimum: int = 1
+    maximum: int = LARGEST_NUMBER
     value_if_bare: str = ""
     is_repeatable: bool = False
     off_spellings: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ class Flag(NamedTuple):
     def read_value(self, flag_value: Any) -> Any:
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         flag_name = self.names[0]
-        if self.refused:
-            raise InputError(f"{flag_name}: {self.refused}")
+        if self.refusal_reason:
+            raise InputError(f"{flag_name}: {self.refusal_reason}")
         try:
             str(flag_value)
         except ValueError:  # a number of thousands of digits, from Python
@@ -107,15 +107,15 @@ class Flag(NamedTuple):
         """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""
         unset_keys = {key for key, _ in self.key_kinds if flag_table.get(key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), key_kind, least=0).read_value(flag_table[key])
+            key: Flag((f"{self.names[0]}: {key}",), key_kind, minimum=0).read_value(flag_table[key])
             for key, key_kind in self.key_kinds
             if key not in unset_keys and not (key_kind == "numbers" and flag_table[key] == [])
         }
         return {key: read_values.get(key, value) for key, value in flag_table.items() if key not in unset_keys}
 
     def _check_bounds(self, checked_number: int) -> int:
-        if not self.least <= checked_number <= self.most:
-            raise InputError(f"{self.names[0]}: {checked_number:,}; expected {self.least:,} to {self.most:,}")
+        if not self.minimum <= checked_number <= self.maximum:
+            raise InputError(f"{self.names[0]}: {checked_number:,}; expected {self.minimum:,} to {self.maximum:,}")
         return checked_number
 
 
@@ -169,22 +169,23 @@ def refused_flags(feature_name: str, spellings_with_value: str = "", switch_name
     """
     refusal_text = f"{feature_name}: not modelled; remove the flag"
     flags_with_value = [
-        Flag(tuple(flag_spellings.split("|")), refused=refusal_text) for flag_spellings in spellings_with_value.split()
+        Flag(tuple(flag_spellings.split("|")), refusal_reason=refusal_text)
+        for flag_spellings in spellings_with_value.split()
     ]
     return flags_with_value + [
-        Flag(tuple(spellings.split("|")), "switch", refused=refusal_text) for spellings in switch_names.split()
+        Flag(tuple(spellings.split("|")), "switch", refusal_reason=refusal_text) for spellings in switch_names.split()
     ]
 
 
-def idle_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
+def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
     """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. flag_kind: type of value."""
-    return [Flag(tuple(names_text.split("|")), flag_kind, is_idle=True) for names_text in flag_names.split()]
+    return [Flag(tuple(names_text.split("|")), flag_kind, is_memory_neutral=True) for names_text in flag_names.split()]
 
 
-def idle_flags_of(engine_file: str) -> list[Flag]:
+def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
     """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
-    return [flag for kind, names in flags_by_kind.items() for flag in idle_flags(names, cast(FlagKind, kind))]
+    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
 
 
 MOST_ITEMS = 10_000
@@ -297,12 +298,12 @@ def read_flag_values(
             raise _unknown_flag_error(engine_title, typed_flag, suggestion, other_ways)
         flag = flags_by_keyword[flag_name]
         needs_value = flag.kind in VALUE_KINDS and not (
-            flag.value_if_bare or flag.off_spellings or flag.refused or flag.is_idle
+            flag.value_if_bare or flag.off_spellings or flag.refusal_reason or flag.is_memory_neutral
         )
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {name: value for name, value in field_values.items() if not _is_idle_field(flags, name)}
+    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
@@ -319,7 +320,7 @@ def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[
     """Raises the refusal of a flag that is not modelled, which may be why others are unknown (`--omni` of vLLM)."""
     for argument in arguments:
         flag = flags_by_name.get(argument.partition("=")[0]) if argument.startswith("--") else None
-        if flag is not None and flag.refused:
+        if flag is not None and flag.refusal_reason:
             flag.read_value(True)
 
 
@@ -334,8 +335,8 @@ def _unknown_flag_error(
     return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
 
 
-def _is_idle_field(flags: Sequence[Flag], field_name: str) -> bool:
-    return any(flag.field_name == field_name and flag.is_idle for flag in flags)
+def _is_memory_neutral_field(flags: Sequence[Flag], field_name: str) -> bool:
+    return any(flag.field_name == field_name and flag.is_memory_neutral for flag in flags)
 
 
 class MatchedFlag(NamedTuple):
@@ -355,7 +356,11 @@ def find_flag(flags_by_name: Mapping[str, Flag], flag_name: str) -> MatchedFlag 
         return MatchedFlag(flag)
     flag_before_dot, dot, nested_keys = flag_name.partition(".")
     table_flag = flags_by_name.get(flag_before_dot) or flags_by_name.get(with_hyphens(flag_before_dot))
-    if dot and table_flag is not None and (table_flag.kind == "table" or table_flag.is_idle or table_flag.refused):
+    if (
+        dot
+        and table_flag is not None
+        and (table_flag.kind == "table" or table_flag.is_memory_neutral or table_flag.refusal_reason)
+    ):
         return MatchedFlag(table_flag, tuple(nested_keys.split(".")[:MOST_KEYS]))
     if flag_name.startswith("--") and len(flag_name) > MOST_KEYS:
         matching_flags = {

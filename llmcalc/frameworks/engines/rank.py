@@ -61,14 +61,14 @@ class StageWithoutCache(InputError):
     """Raised for a pipeline stage whose layers cache no keys and values."""
 
 
-class ReserveOfAllMemory(InputError):
+class ReserveExceedsMemory(InputError):
     """Raised for a layout in which the default reserve of an engine is all of the device's memory.
 
     option_name: the engine's option in place of the default.
     """
 
-    def __init__(self, option_name: str, problem: str) -> None:
-        super().__init__(problem)
+    def __init__(self, option_name: str, description: str) -> None:
+        super().__init__(description)
         self.option_name: str = option_name
 
 
@@ -100,13 +100,13 @@ class StateCache(NamedTuple):
 class RankExperts(NamedTuple):
     """The routed experts of one layer on one rank.
 
-    top_k: experts of a token. width: width of an expert. number: their number. input_width: width of what an expert
-        reads and returns: the model's, or that of latent experts. layers: the rank's layers with experts.
+    top_k: experts of a token. width: width of an expert. expert_count: their number. input_width: width of what an
+        expert reads and returns: the model's, or that of latent experts. layers: the rank's layers with experts.
     """
 
     top_k: int
     width: int
-    number: int
+    expert_count: int
     input_width: int
     layers: int
 
@@ -420,7 +420,7 @@ class EngineRank:
             if tree_node.optional or tree_node.node.name not in ("up_proj", "gate_proj", "fc1"):
                 continue
             if isinstance(node_op, ExpertLinear):
-                expert_layer_count += int(tree_node.times) if tree_node.node.name != "gate_proj" else 0
+                expert_layer_count += int(tree_node.copies) if tree_node.node.name != "gate_proj" else 0
                 top_k, width, expert_count, input_width = (
                     int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )

@@ -35,22 +35,22 @@ class EngineServer:
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
     layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
         and others.
-    decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
+    deciding_flags: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
     default_length: tokens of the longest request of a model that states no context length; None if it is needed.
     long_request_variable: the environment variable with which requests may be longer than the model's context; empty
         if they may be without one.
     stages_variable: the environment variable with the layers of each pipeline stage; empty without one.
-    halves_float32: whether a model that was published in float32 runs in half precision by default.
+    runs_float32_in_16_bits: whether a model that was published in float32 runs in half precision by default.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
     layout_fields: ClassVar[tuple[str, ...]]
-    decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    deciding_flags: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     default_length: ClassVar[int | None] = None
     long_request_variable: ClassVar[str] = ""
     stages_variable: ClassVar[str] = ""
-    halves_float32: ClassVar[bool] = False
+    runs_float32_in_16_bits: ClassVar[bool] = False
 
     preset: Preset
     hardware: Hardware
@@ -124,7 +124,7 @@ class EngineServer:
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
         dtype_word = self.flags.get("dtype", "auto")
-        if dtype_word == "auto" and self.halves_float32 and self.published_dtype == "float32":
+        if dtype_word == "auto" and self.runs_float32_in_16_bits and self.published_dtype == "float32":
             return "bfloat16"
         dtype = DTYPE_WORDS.get(dtype_word, dtype_word)
         return None if dtype in ("auto", self.published_dtype) else dtype
@@ -282,8 +282,8 @@ class EngineServer:
         return {
             term_name: logged_bytes
             for term_name, logged_bytes in logged_sizes.terms.items()
-            if term_name in self.decided_by
-            and not logged_sizes.differing_names((*self.layout_fields, *self.decided_by[term_name]), self.settings)
+            if term_name in self.deciding_flags
+            and not logged_sizes.differing_names((*self.layout_fields, *self.deciding_flags[term_name]), self.settings)
         }
 
     def logged_or_computed_bytes(self, term_name: str, computed_bytes: int) -> int:

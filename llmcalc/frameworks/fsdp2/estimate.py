@@ -95,8 +95,8 @@ def transient_bytes(
             else 0
         )
         return TransientBytes(
-            in_passes=gathered_bytes,
-            at_loss=element_bytes * (layer_size * keeps_last_layer + largest_group) - gathered_bytes,
+            during_passes=gathered_bytes,
+            around_loss=element_bytes * (layer_size * keeps_last_layer + largest_group) - gathered_bytes,
             outside_layers=element_bytes * (layer_size + largest_group) - gathered_bytes,
             before_head=max(element_bytes * layer_size, bytes_before_head),
             after_head=bytes_after_head,
@@ -115,7 +115,7 @@ def transient_bytes(
     gradient_bytes = round(trained_share * unsharded_gradients * (fp32_bytes - shard_width / layout.shards))
     reduced_gradient_bytes = round(trained_share * outer_parameters * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
-        in_passes=gradient_bytes + (gathered_bytes if layout.reshard else unsharded_bytes),
+        during_passes=gradient_bytes + (gathered_bytes if layout.reshard else unsharded_bytes),
         backward_end=gradient_bytes + unsharded_bytes,
         gradient_reduction=gradient_bytes + unsharded_bytes - element_bytes * outer_parameters + reduced_gradient_bytes,
         optimizer_step=step_bytes,

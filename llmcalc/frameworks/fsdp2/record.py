@@ -13,7 +13,7 @@ FRAMEWORK = Framework(
     rank_memory=LazyFunction(__package__, "rank_memory:rank_memory"),
     tensor_bytes=LazyFunction(__package__, "rank_memory:tensor_bytes"),
     estimate=LazyFunction(__package__, "estimate:estimate_peaks"),
-    estimate_errors=EstimateErrors(under=0.08),
+    estimate_errors=EstimateErrors(underestimate=0.08),
     check=LazyFunction(__package__, "training:check_run"),
     evidence=LazyFunction(__package__, "evidence:evidence_for"),
     gradient_rules=LazyFunction(__package__, "messages:gradient_rules"),
@@ -22,7 +22,7 @@ FRAMEWORK = Framework(
         default_zero_stage=3,
         untried_sizes=("ep",),
         sequence_parallel=True,
-        fills_pipeline=True,
+        needs_full_pipeline=True,
         divides_weights=True,
         pipelines_on_request=True,  # a replay of `fully_shard` in a pipeline takes seconds
         keeps_gathered_in_pipelines=True,  # torchtitan: every micro-batch would gather them again

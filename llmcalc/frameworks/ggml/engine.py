@@ -41,7 +41,7 @@ def ggml_engine(
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,
         shown_defaults=shown_defaults,
-        stacks=(((0,), "llamacpp"),),
+        stacks_by_version=(((0,), "llamacpp"),),
         usual_scheme=usual_scheme,
         reads_library_tags=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -13,15 +13,15 @@ ON_OFF = ("on", "off", "auto", "1", "0")
 NAMES_OF_THE_MODEL = "--model -m --hf-repo -hf -hfr --hf-file -hff --model-url -mu --docker-repo -dr"
 
 SHARED_FLAGS = (
-    Flag(("--ctx-size", "-c"), "tokens", least=0, most=10**9),
-    Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), least=-2, most=2**31 - 1),
-    Flag(("--n-cpu-moe", "-ncmoe"), "number", least=0, most=10**6),
+    Flag(("--ctx-size", "-c"), "tokens", minimum=0, maximum=10**9),
+    Flag(("--n-gpu-layers", "--gpu-layers", "-ngl"), "number", ("auto", "all"), minimum=-2, maximum=2**31 - 1),
+    Flag(("--n-cpu-moe", "-ncmoe"), "number", minimum=0, maximum=10**6),
     Flag(("--cpu-moe", "-cmoe"), "switch"),
-    Flag(("--n-cpu-ffn", "-ncffn"), "number", least=0, most=10**6),
+    Flag(("--n-cpu-ffn", "-ncffn"), "number", minimum=0, maximum=10**6),
     Flag(("--override-tensor", "-ot"), "text", is_repeatable=True),
-    Flag(("--ubatch-size", "-ub"), "tokens", most=10**7),
-    Flag(("--batch-size", "-b"), "tokens", most=10**7),
-    Flag(("--parallel", "-np"), "number", least=-1, most=10**4),
+    Flag(("--ubatch-size", "-ub"), "tokens", maximum=10**7),
+    Flag(("--batch-size", "-b"), "tokens", maximum=10**7),
+    Flag(("--parallel", "-np"), "number", minimum=-1, maximum=10**4),
     Flag(("--flash-attn", "-fa"), "word", ON_OFF, value_if_bare="on", off_spellings=("-no-fa", "--no-flash-attn")),
     Flag(("--no-kv-offload", "-nkvo"), "switch"),
     Flag(("--tensor-split", "-ts"), "text"),
@@ -33,7 +33,7 @@ SHARED_FLAGS = (
     Flag(("--load-mode", "-lm"), "word", LOAD_MODES),
     Flag(("--run-time-repack", "-rtr"), "switch"),
     Flag(("--no-op-offload",), "switch"),
-    Flag(tuple(NAMES_OF_THE_MODEL.split()), refused="the model is TARGET; remove the flag"),
+    Flag(tuple(NAMES_OF_THE_MODEL.split()), refusal_reason="the model is TARGET; remove the flag"),
     Flag(("--mmproj", "-mm"), "text"),
     Flag(("--mmproj-url", "-mmu"), "text"),
     Flag(("--mmproj-device", "-mmdev"), "text"),
@@ -45,11 +45,11 @@ SHARED_FLAGS = (
     *refused_flags("a server of embeddings", "--pooling", switch_names="--embedding|--embeddings --rerank|--reranking"),
     *refused_flags("sampling on the device", switch_names="--backend-sampling|-bs"),
     *refused_flags("a server of several models", "--models-dir --models-preset"),
-    Flag(("--override-kv", "-okv"), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
+    Flag(("--override-kv", "-okv"), refusal_reason="changes the model; expected --set PATH=VALUE of llmcalc"),
 )  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
-IDLE = idle_flags_of(__file__)
+IDLE = memory_neutral_flags_of(__file__)
 """Flags that change no memory of the server's buffers."""
 
 

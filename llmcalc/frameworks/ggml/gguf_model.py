@@ -15,9 +15,9 @@ from typing import NamedTuple
 from ...costs.context_length import longest_sequence
 from ...costs.quantization.base import WeightTensor, weight_tensors_of
 from ...costs.quantization.gguf import GGUFMix
-from ...costs.quantization.named import mix_near, scheme_named, with_published_experts
+from ...costs.quantization.named import nearest_gguf_mix, scheme_named, with_published_experts
 from ...errors import InputError
-from ...flow.tree import Place
+from ...flow.tree import NodePosition
 from ...ops import (
     AttentionCore,
     Conv1d,
@@ -144,19 +144,19 @@ class DeltaNetSizes(NamedTuple):
 
 
 class CompressedEntries(NamedTuple):
-    """A cache with one entry per `rate` tokens.
+    """A cache with one entry per `tokens_per_entry` tokens.
 
-    width: elements of an entry. rest: elements of a token that is not in an entry yet.
+    width: elements of an entry. pending_width: elements of a token that is not in an entry yet.
     """
 
-    rate: int
+    tokens_per_entry: int
     width: int
-    rest: int
+    pending_width: int
 
     @property
     def state_elements(self) -> int:
         """The elements of the tokens that are not in an entry yet; entries that overlap keep twice as many tokens."""
-        return self.rest * self.rate * (2 if self.rest > 2 * self.width else 1)
+        return self.pending_width * self.tokens_per_entry * (2 if self.pending_width > 2 * self.width else 1)
 
 
 @dataclass
@@ -253,7 +253,7 @@ class GgufModel:
     @property
     def near_mix(self) -> str | None:
         """The mix that stands for one of Unsloth's dynamic files, whose types are not known; None for other formats."""
-        return None if self.quantize is None else mix_near(self.quantize)
+        return None if self.quantize is None else nearest_gguf_mix(self.quantize)
 
     @property
     def scheme(self) -> str:
@@ -268,7 +268,7 @@ class GgufModel:
     def layers(self) -> tuple[LayerShape, ...]:
         """The sizes of each layer, from the first to the last."""
         layers_by_index: dict[int, LayerShape] = {}
-        for tree_node in _layer_group_nodes(self.preset.model.tree().place()):
+        for tree_node in _layer_group_nodes(self.preset.model.tree().root_position()):
             layer_shape = _layer_shape(tree_node)
             for i in tree_node.node.indices or ():
                 layers_by_index[i] = layer_shape
@@ -306,7 +306,7 @@ class GgufModel:
     def mtp_modules(self) -> tuple[LayerShape, ...]:
         """The sizes of the multi-token-prediction modules, stored as layers after the decoder; empty without any."""
         module_shapes: list[LayerShape] = []
-        for tree_node in self.preset.model.tree().place().children():
+        for tree_node in self.preset.model.tree().root_position().children():
             if tree_node.node.optional == MTP.name and tree_node.node.indices:
                 module_shapes += [_layer_shape(tree_node)] * len(tree_node.node.indices)
         return tuple(module_shapes)
@@ -363,7 +363,7 @@ MAX_SHARED_MODELS = 16
 """Number of models that are kept."""
 
 
-def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:
+def _layer_group_nodes(tree_node: NodePosition) -> Iterator[NodePosition]:
     """Yields the nodes of the model's tree that are groups of equal decoder layers."""
     for child_position in tree_node.children():
         if child_position.optional:
@@ -374,7 +374,7 @@ def _layer_group_nodes(tree_node: Place) -> Iterator[Place]:
             yield from _layer_group_nodes(child_position)
 
 
-def _layer_shape(layer: Place) -> LayerShape:
+def _layer_shape(layer: NodePosition) -> LayerShape:
     """Returns a layer's sizes, read from the layer's operations."""
     layer_shape = LayerShape()
     query_rank = conv_width = kernel_size = 0
@@ -431,7 +431,7 @@ def _layer_shape(layer: Place) -> LayerShape:
     return layer_shape
 
 
-def _reads_no_tokens(tree_node: Place) -> bool:
+def _reads_no_tokens(tree_node: NodePosition) -> bool:
     """Whether attention is an indexer's, which only ranks tokens, or attends to entries for several tokens."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 

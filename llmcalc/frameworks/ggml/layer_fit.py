@@ -32,14 +32,16 @@ class FittedServer(NamedTuple):
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers of one GPU. layers: number of layers. hosted: number of last layers with experts on the host.
+    """The layers of one GPU.
 
-    overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
+    layers: number of layers.
+    layers_with_host_experts: number of last layers with experts on the host.
+    partial_layer_parts: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
     """
 
     layers: int = 0
-    hosted: int = 0
-    overflow: tuple[str, ...] = ()
+    layers_with_host_experts: int = 0
+    partial_layer_parts: tuple[str, ...] = ()
 
 
 def fit_server(server: GgmlServer) -> FittedServer:
@@ -149,14 +151,14 @@ class _LayerFit:
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         first_gpu_layer = layer_count + 1 - gpu_layer_count
         for i, gpu_layers in enumerate(layers_of_gpus):
-            first_gpu_layer += gpu_layers.layers - gpu_layers.hosted
-            for layer_index in range(first_gpu_layer, first_gpu_layer + gpu_layers.hosted):
-                if layer_index == first_gpu_layer and gpu_layers.overflow:
+            first_gpu_layer += gpu_layers.layers - gpu_layers.layers_with_host_experts
+            for layer_index in range(first_gpu_layer, first_gpu_layer + gpu_layers.layers_with_host_experts):
+                if layer_index == first_gpu_layer and gpu_layers.partial_layer_parts:
                     next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST
-                    partial_layers.append((layer_index, gpu_layers.overflow, next_device))
+                    partial_layers.append((layer_index, gpu_layers.partial_layer_parts, next_device))
                 else:
                     hosted_layers.add(layer_index)
-            first_gpu_layer += gpu_layers.hosted
+            first_gpu_layer += gpu_layers.layers_with_host_experts
         return TensorDevices(layer_devices, (), frozenset(hosted_layers), tuple(partial_layers))
 
     def buffers_of(self, layers_by_gpu: list[_GpuLayers]) -> BufferSizes:
@@ -185,7 +187,7 @@ class _LayerFit:
         tensor_placement = self.placement_of(layers_by_gpu)
         server = self.server.with_flags(n_gpu_layers=gpu_layer_count)
         layer_note = f"--fit places {gpu_layer_count} of {layer_count + 1} layers on GPUs (with the output)"
-        hosted_layer_count = len(tensor_placement.host_experts) + len(tensor_placement.partial)
+        hosted_layer_count = len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
         layer_note += f", the experts of {hosted_layer_count} of them on the host" if hosted_layer_count else ""
         return FittedServer(
             server, tensor_placement, server.buffers(tensor_placement), (*self.fitted.notes, layer_note)
@@ -207,13 +209,16 @@ class _LayerFit:
     def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the GPUs' layers after experts move from the host to the GPUs, first GPU first."""
         for i in range(len(layers_by_gpu)):
-            hosted_layer_count = sum(gpu_layers.hosted for gpu_layers in layers_by_gpu)
+            hosted_layer_count = sum(gpu_layers.layers_with_host_experts for gpu_layers in layers_by_gpu)
             if not hosted_layer_count:
                 break
             layers_by_gpu = _with_moved_layers(
                 layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layer_count)
             )
-            if sum(gpu_layers.hosted for gpu_layers in layers_by_gpu) and not layers_by_gpu[i].overflow:
+            if (
+                sum(gpu_layers.layers_with_host_experts for gpu_layers in layers_by_gpu)
+                and not layers_by_gpu[i].partial_layer_parts
+            ):
                 layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
         return layers_by_gpu
 
@@ -224,7 +229,10 @@ class _LayerFit:
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], gpu_number: int) -> list[_GpuLayers]:
         """Places as many parts of the next layer's experts on a GPU as fit, and returns the layers by GPU."""
-        donor_gpu = next((gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.hosted), None)
+        donor_gpu = next(
+            (gpu_index for gpu_index, gpu_layers in enumerate(layers_by_gpu) if gpu_layers.layers_with_host_experts),
+            None,
+        )
         if donor_gpu is None or donor_gpu < gpu_number:
             return layers_by_gpu
         best_layers = layers_by_gpu
@@ -246,9 +254,11 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_c
     moved_layers = list(layers_by_gpu)
     remaining_count = layer_count
     for gpu_index, gpu_layers in enumerate(moved_layers):
-        removed_count = min(remaining_count, gpu_layers.hosted)
+        removed_count = min(remaining_count, gpu_layers.layers_with_host_experts)
         moved_layers[gpu_index] = replace(
-            gpu_layers, layers=gpu_layers.layers - removed_count, hosted=gpu_layers.hosted - removed_count
+            gpu_layers,
+            layers=gpu_layers.layers - removed_count,
+            layers_with_host_experts=gpu_layers.layers_with_host_experts - removed_count,
         )
         remaining_count -= removed_count
     moved_layers[gpu_number] = replace(moved_layers[gpu_number], layers=moved_layers[gpu_number].layers + layer_count)
@@ -264,14 +274,14 @@ def _with_overflow_layer(
         changed_gpu_layers[donor_gpu] = replace(
             changed_gpu_layers[donor_gpu],
             layers=changed_gpu_layers[donor_gpu].layers - 1,
-            hosted=changed_gpu_layers[donor_gpu].hosted - 1,
+            layers_with_host_experts=changed_gpu_layers[donor_gpu].layers_with_host_experts - 1,
         )
         changed_gpu_layers[gpu_number] = replace(
             changed_gpu_layers[gpu_number],
             layers=changed_gpu_layers[gpu_number].layers + 1,
-            hosted=changed_gpu_layers[gpu_number].hosted + 1,
+            layers_with_host_experts=changed_gpu_layers[gpu_number].layers_with_host_experts + 1,
         )
-    changed_gpu_layers[gpu_number] = replace(changed_gpu_layers[gpu_number], overflow=host_parts)
+    changed_gpu_layers[gpu_number] = replace(changed_gpu_layers[gpu_number], partial_layer_parts=host_parts)
     return changed_gpu_layers
 
 

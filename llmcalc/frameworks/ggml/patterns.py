@@ -115,8 +115,8 @@ class NamePattern:
         self._edges.append([])
         return len(self._edges) - 1
 
-    def _pattern_error(self, problem: str) -> InputError:
-        return InputError(f"{self._flag} {shown(self._text)}: {problem} at character {self._at + 1} of the pattern")
+    def _pattern_error(self, description: str) -> InputError:
+        return InputError(f"{self._flag} {shown(self._text)}: {description} at character {self._at + 1} of the pattern")
 
     def _next_character(self) -> str:
         return self._text[self._at] if self._at < len(self._text) else ""

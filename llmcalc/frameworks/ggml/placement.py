@@ -65,21 +65,22 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOv
 
 @dataclass(frozen=True)
 class LayerDevices:
-    """The devices of layers. number: the model's layers. devices: GPUs. on_gpus: GPU layers plus the output layer.
+    """The devices of layers.
 
+    layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
     split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
     """
 
-    number: int
+    layer_count: int
     devices: tuple[str, ...]
-    on_gpus: int
+    gpu_layer_count: int
     split: tuple[float, ...]
     output_counts_first: bool
 
     def device(self, layer: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
-        active_devices = min(self.on_gpus, self.number + 1) if self.devices else 0
-        first_gpu_layer = max(self.number + self.output_counts_first - self.on_gpus, 0)
+        active_devices = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
+        first_gpu_layer = max(self.layer_count + self.output_counts_first - self.gpu_layer_count, 0)
         if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
             return HOST
         total_share = sum(self.split)
@@ -94,14 +95,14 @@ class TensorDevices:
     """The devices of all tensors. overrides: the user's overrides. host_experts: layers with experts on the host.
 
     host_networks: layers whose dense networks are on the host.
-    partial: layers of which only some experts' tensors are on the host: layer → the parts that are
+    partial_layers: layers of which only some experts' tensors are on the host: layer → the parts that are
         (`up`, `gate`, `down`), and the device that has them.
     """
 
     layers: LayerDevices
     overrides: tuple[TensorOverride, ...] = ()
     host_experts: frozenset[int] = frozenset()
-    partial: tuple[tuple[int, tuple[str, ...], str], ...] = ()
+    partial_layers: tuple[tuple[int, tuple[str, ...], str], ...] = ()
     host_networks: frozenset[int] = frozenset()
 
     def device(self, tensor: GgufTensor) -> str:
@@ -114,15 +115,17 @@ class TensorDevices:
                 return HOST
             if tensor.layer in self.host_networks and NETWORK_TENSORS.match(tensor.name):
                 return HOST
-            for layer, expert_parts, device in self.partial:
+            for layer, expert_parts, device in self.partial_layers:
                 if layer == tensor.layer and any(
                     re.match(rf"blk\.{layer}\.ffn_{expert_part}(_|\.)", tensor.name) for expert_part in expert_parts
                 ):
                     return device
             return self.layers.device(tensor.layer)
-        return HOST if tensor.name == EMBEDDING or "embd" in tensor.name else self.layers.device(self.layers.number)
+        return (
+            HOST if tensor.name == EMBEDDING or "embd" in tensor.name else self.layers.device(self.layers.layer_count)
+        )
 
     @property
     def has_overrides(self) -> bool:
         """Whether a tensor is not on its layer's device, which disables pipeline parallelism."""
-        return bool(self.overrides or self.host_experts or self.host_networks or self.partial)
+        return bool(self.overrides or self.host_experts or self.host_networks or self.partial_layers)

@@ -44,7 +44,7 @@ class BufferSizes(NamedTuple):
         """Returns the bytes of all buffers of a device."""
         return sum(bytes_by_device.get(device, 0) for bytes_by_device in self)
 
-    def plus(self, further_buffers: BufferSizes) -> BufferSizes:
+    def with_added_buffers(self, further_buffers: BufferSizes) -> BufferSizes:
         """Returns the sums of these buffers and further ones, such as those of a draft model, by device."""
 
         def add_sizes(bytes_by_device: Mapping[str, int], further_sizes: Mapping[str, int]) -> dict[str, int]:
@@ -158,7 +158,8 @@ class GgmlServer(GgmlSettings):
         """
         padding = self.rules.cell_padding
         entry_bytes = sum(
-            round_up(-(-self.sequence_cells // entries.rate), padding) * cache_bytes(self.key_type, entries.width)
+            round_up(-(-self.sequence_cells // entries.tokens_per_entry), padding)
+            * cache_bytes(self.key_type, entries.width)
             + 4 * entries.state_elements
             for entries in layer.entries
         )
@@ -204,15 +205,15 @@ class GgmlServer(GgmlSettings):
         window_sizes = {layer.window for layer in layers.values()}
         graph_settings = GraphSettings(
             tokens=self.micro_batch,
-            outputs=output_count,
-            cells={window_size: self.window_cells(window_size) for window_size in window_sizes},
-            flash=self.uses_flash_attention,
+            logit_rows=output_count,
+            cells_by_window={window_size: self.window_cells(window_size) for window_size in window_sizes},
+            uses_flash_attention=self.uses_flash_attention,
             layer_cache=self.layer_cache,
             key_type_bytes=cache_bytes(self.key_type, 256),
             value_type_bytes=cache_bytes(self.value_type, 256),
             streams=self.streams,
             sequences=self.sequences,
-            mla=self.latent_mode,
+            latent_mode=self.latent_mode,
             attention_batch_mib=int(self.flags.get("attention_max_batch", version_rules.attention_max_batch)),
             fused_experts=bool(self.flags.get("fused_moe", version_rules.fused_moe)),
             has_gpus=bool(self.devices),
@@ -289,12 +290,12 @@ class GgmlServer(GgmlSettings):
             self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
         )
         if self.encoder_buffers:
-            buffers = buffers.plus(BufferSizes({}, {}, self.encoder_buffers))
+            buffers = buffers.with_added_buffers(BufferSizes({}, {}, self.encoder_buffers))
         if self.is_drafting_with_mtp:
-            buffers = buffers.plus(self.module_buffers(placement))
+            buffers = buffers.with_added_buffers(self.module_buffers(placement))
         if self.draft_server is None:
             return buffers
-        return buffers.plus(self.draft_server.buffers(self.draft_server.placement))
+        return buffers.with_added_buffers(self.draft_server.buffers(self.draft_server.placement))
 
     @property
     def file_bytes(self) -> int:

@@ -60,27 +60,28 @@ class GraphRules:
 class GraphSettings:
     """The server settings that determine the compute graph.
 
-    tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
-    cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
+    tokens: tokens of a micro-batch. logit_rows: rows of logits. streams: caches with sequences of their own.
+    cells_by_window: cells of the cache by window (None: full layers).
+    uses_flash_attention: whether attention is one operation.
     layer_cache: a layer → the bytes of its keys and of its values.
     key_type_bytes, value_type_bytes: bytes of 256 cached keys, and of 256 values.
-    mla: 0 where latent attention is expanded; ik's mode of it. attention_batch_mib: ik's bound on one product of latent
-        attention, 0 for none. fused_experts: ik's -fmoe.
+    latent_mode: 0 where latent attention is expanded; ik's mode of it.
+    attention_batch_mib: ik's bound on one product of latent attention, 0 for none. fused_experts: ik's -fmoe.
     has_gpus: whether there is a GPU at all. keeps_attention: whether attention is where its layer is.
     full_offload: whether all layers and the output are on GPUs. moves_weights: whether products of weights on the host
         may run on a GPU.
     """
 
     tokens: int
-    outputs: int
-    cells: Mapping[int | None, int]
-    flash: bool
+    logit_rows: int
+    cells_by_window: Mapping[int | None, int]
+    uses_flash_attention: bool
     layer_cache: Callable[[LayerShape], tuple[int, int]]
     key_type_bytes: int = 512
     value_type_bytes: int = 512
     streams: int = 1
     sequences: int = 1
-    mla: int = 0
+    latent_mode: int = 0
     attention_batch_mib: int = 0
     fused_experts: bool = False
     has_gpus: bool = True
@@ -100,18 +101,18 @@ class GraphSettings:
 class ModelGraph:
     """The compute graph of one micro-batch of a model.
 
-    hidden, vocab: the model's hidden size, and the entries of its vocabulary.
-    layers: the layers that are laid out, by their index. number: layers of the model.
+    hidden_size, vocab_size: the model's hidden size, and the entries of its vocabulary.
+    layers: the layers that are laid out, by their index. layer_count: layers of the model.
     layer_device: index of a layer → its device; the index after the last one is the output's.
     weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
     """
 
     rules: GraphRules
     settings: GraphSettings
-    hidden: int
-    vocab: int
+    hidden_size: int
+    vocab_size: int
     layers: Mapping[int, LayerShape]
-    number: int
+    layer_count: int
     layer_device: Callable[[int], str]
     weight: Callable[[str], tuple[int, str] | None]
     graph: ComputeGraph = field(default_factory=ComputeGraph)
@@ -181,8 +182,8 @@ class ModelGraph:
         if window not in self._masks:
             tokens = self.settings.tokens // self.settings.streams
             padded_rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
-            mask_cells = self.settings.cells[window] * self.settings.streams
-            uses_flash_attention = self.settings.flash
+            mask_cells = self.settings.cells_by_window[window] * self.settings.streams
+            uses_flash_attention = self.settings.uses_flash_attention
             element_bytes = F16 if uses_flash_attention and self.rules.mask_f16 else F32
             mask_input = Tensor(
                 mask_cells * padded_rows * element_bytes,
@@ -256,7 +257,7 @@ class ModelGraph:
         value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
         self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.add_operations(self._store_in_cache(key_cache, key))
-        if not settings.flash:
+        if not settings.uses_flash_attention:
             value = self._view(value, None)
         self.graph.add_operations(self._store_in_cache(value_cache, value))
         heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
@@ -265,7 +266,7 @@ class ModelGraph:
         if gate_width:
             gate = self._new_tensor((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace(heads_output, heads_output, self._inplace(gate, gate))
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, tokens)
 
     def _attention_over_shared_cache(
         self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
@@ -282,7 +283,7 @@ class ModelGraph:
         heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head_dim, layer.window)
         self.graph.add_operations(heads_output)
         heads_output = self.apply_rotation(heads_output, (head_dim * heads, tokens), value_rotation)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, heads_output, tokens)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, tokens)
 
     def _attend(
         self,
@@ -295,8 +296,8 @@ class ModelGraph:
     ) -> Tensor:
         """Adds attention over the cache: one flash operation, or scores, softmax in place, and weighted values."""
         settings, tokens = self.settings, self.settings.tokens
-        cache_cells = settings.cells[window_size]
-        if settings.flash:
+        cache_cells = settings.cells_by_window[window_size]
+        if settings.uses_flash_attention:
             weighted_values = self._new_tensor(
                 (value_dim, heads, tokens), query, cached_keys, cached_values, self.mask(window_size)
             )
@@ -344,17 +345,22 @@ class ModelGraph:
             self._view(compressed_latent, None),
             self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
         )
-        if settings.mla == 0:
+        if settings.latent_mode == 0:
             head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
         else:
             cached_latent = self._new_tensor((latent_rank + rope_dim, tokens), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
-            if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
+            if (
+                self.rules.style == "ik"
+                and settings.latent_mode > 1
+                and settings.uses_flash_attention
+                and tokens >= 128
+            ):
                 head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
             else:
                 head_values = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
         self.graph.add_operations(head_values)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, head_values, tokens)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, head_values, tokens)
 
     def _attend_expanded(
         self,
@@ -386,7 +392,7 @@ class ModelGraph:
         value = self._view(value, (value_dim * heads, tokens))
         self.graph.add_operations(query, key, value, self._store_in_cache(key_cache, key))
         self.graph.add_operations(
-            self._store_in_cache(value_cache, value if self.settings.flash else self._view(value, None))
+            self._store_in_cache(value_cache, value if self.settings.uses_flash_attention else self._view(value, None))
         )
         return self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
 
@@ -400,7 +406,7 @@ class ModelGraph:
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent
-        cells, heads = settings.cells[layer.window], layer.heads
+        cells, heads = settings.cells_by_window[layer.window], layer.heads
         heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32 // MIB
         memory_limit_mib = settings.attention_batch_mib
         while memory_limit_mib and key_value_mib > memory_limit_mib and heads_per_group % 2 == 0:
@@ -449,7 +455,7 @@ class ModelGraph:
         assert layer.latent is not None
         settings, tokens = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent
-        cells, heads = settings.cells[layer.window], layer.heads
+        cells, heads = settings.cells_by_window[layer.window], layer.heads
         up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
         absorbed_query = self._new_tensor((latent_rank, tokens, heads), up_projection, query_nope)
         if self.rules.style == "ik":
@@ -460,12 +466,12 @@ class ModelGraph:
             query = self._new_tensor(
                 (latent_rank + rope_dim, heads, tokens), self._view(absorbed_query, None), query_rope
             )
-        uses_flash = settings.flash and (self.rules.style != "ik" or settings.mla in (1, 3))
+        uses_flash = settings.uses_flash_attention and (self.rules.style != "ik" or settings.latent_mode in (1, 3))
         if uses_flash:
             weighted_latents = self._new_tensor((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
         else:
             latents: Tensor = cache
-            if self.rules.style != "ik" or settings.mla > 1:
+            if self.rules.style != "ik" or settings.latent_mode > 1:
                 latents = self._new_tensor(
                     (cells, latent_rank),
                     self._view(cache, None),
@@ -527,7 +533,7 @@ class ModelGraph:
             )
         else:
             up_output = self._inplace(up_output, up_output)
-        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden, up_output, tokens)
+        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
 
     def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
         expert_count, k, expert_width = layer.experts, layer.top_k, layer.expert_width
@@ -547,7 +553,7 @@ class ModelGraph:
         )
         if self.rules.store_rows:
             self.graph.add_operations(expert_weights)
-        input_rows = self._view(input_tensor, (self.hidden, 1, tokens))
+        input_rows = self._view(input_tensor, (self.hidden_size, 1, tokens))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
             gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
             inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
@@ -558,12 +564,12 @@ class ModelGraph:
                 if layer.is_gated
                 else self._inplace(up_output, up_output)
             )
-        down_product = expert_product("ffn_down_exps", self.hidden, inner_states, chosen_experts)
+        down_product = expert_product("ffn_down_exps", self.hidden_size, inner_states, chosen_experts)
         down_product = self._inplace(down_product, down_product, expert_weights)
         if self.rules.style == "ik" or k == 1:
-            return self._new_tensor((self.hidden, tokens), self._view(down_product, None))
+            return self._new_tensor((self.hidden_size, tokens), self._view(down_product, None))
         summed_output = self._new_tensor(
-            (self.hidden, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
+            (self.hidden_size, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
         )
         for _ in range(k - 2):
             summed_output = self._inplace(summed_output, summed_output, self._view(down_product, None, has_offset=True))
@@ -572,12 +578,12 @@ class ModelGraph:
     def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         """Adds a recurrent layer: input projection, states and output projection."""
         tokens = self.settings.tokens
-        projection_width = max(self.hidden, 2 * layer.heads * layer.head_dim)
+        projection_width = max(self.hidden_size, 2 * layer.heads * layer.head_dim)
         state_cache = Tensor(0, operation_name="cache", device=self.layer_device(i))
         projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, tokens)
         recurrence_output = self._new_tensor((projection_width, tokens), projected_input, state_cache)
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, recurrence_output, tokens)
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, recurrence_output, tokens)
 
     def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
@@ -620,7 +626,7 @@ class ModelGraph:
         gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
         gate = self._view(gate, value_shape)
         normed_output = self._inplace(normed_output, normed_output, self._inplace(gate, gate))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, self._view(normed_output, None), tokens)
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, self._view(normed_output, None), tokens)
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -628,11 +634,11 @@ class ModelGraph:
         """Returns the graph in execution order."""
         tokens = self.settings.tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
-        output_rows = Tensor(self.settings.outputs * I32, operation_name="input", layout=(self.settings.outputs,))
+        output_rows = Tensor(self.settings.logit_rows * I32, operation_name="input", layout=(self.settings.logit_rows,))
         embedding_table = Tensor(0, operation_name="weight", device=HOST)
         if self.rules.vector_input and not self.settings.is_module:
-            self.graph.unread_inputs.append(Tensor(self.hidden * tokens * F32, operation_name="input"))
-        residual_stream = self._new_tensor((self.hidden, tokens), embedding_table, token_ids)
+            self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32, operation_name="input"))
+        residual_stream = self._new_tensor((self.hidden_size, tokens), embedding_table, token_ids)
         if self.settings.is_module:
             residual_stream = self._module_input(residual_stream)
         keeps_all_tokens = self.settings.is_module or self.settings.drafted_by_modules > 0
@@ -640,12 +646,14 @@ class ModelGraph:
         for i, layer in self.layers.items():
             residual = residual_stream
             layer_output = self._mixer_output(i, layer, residual_stream)
-            if i == self.number - 1 and not keeps_all_tokens:
-                tokens = self.settings.outputs
+            if i == self.layer_count - 1 and not keeps_all_tokens:
+                tokens = self.settings.logit_rows
                 layer_output = (
-                    None if layer_output is None else self._new_tensor((self.hidden, tokens), layer_output, output_rows)
+                    None
+                    if layer_output is None
+                    else self._new_tensor((self.hidden_size, tokens), layer_output, output_rows)
                 )
-                residual = self._new_tensor((self.hidden, tokens), residual, output_rows)
+                residual = self._new_tensor((self.hidden_size, tokens), residual, output_rows)
             residual_stream = residual if layer_output is None else self._inplace(layer_output, layer_output, residual)
             residual_stream = self._with_network(i, layer, residual_stream, tokens)
             if per_layer_vectors is not None:
@@ -657,9 +665,9 @@ class ModelGraph:
                 residual_stream = self._with_layer_vectors(i, layer, residual_stream, layer_vectors, tokens)
         normed_output = self.norm("output_norm.weight", None, residual_stream)
         if keeps_all_tokens:
-            tokens = self.settings.outputs
-            normed_output = self._new_tensor((self.hidden, tokens), normed_output, output_rows)
-        self.graph.add_operations(self.matmul(OUTPUT, self.number, self.vocab, normed_output, tokens))
+            tokens = self.settings.logit_rows
+            normed_output = self._new_tensor((self.hidden_size, tokens), normed_output, output_rows)
+        self.graph.add_operations(self.matmul(OUTPUT, self.layer_count, self.vocab_size, normed_output, tokens))
         return self.graph
 
     def _module_input(self, embeddings: Tensor) -> Tensor:
@@ -668,11 +676,13 @@ class ModelGraph:
         Source: `graph_mtp` of src/models/qwen35.cpp.
         """
         tokens, module = self.settings.tokens, min(self.layers)
-        model_states = Tensor(self.hidden * tokens * F32, operation_name="input", layout=(self.hidden, tokens, F32))
+        model_states = Tensor(
+            self.hidden_size * tokens * F32, operation_name="input", layout=(self.hidden_size, tokens, F32)
+        )
         normed_states = self.norm(f"blk.{module}.nextn.hnorm.weight", module, model_states)
         embeddings = self.norm(f"blk.{module}.nextn.enorm.weight", module, embeddings)
-        concatenated_states = self._new_tensor((2 * self.hidden, tokens), embeddings, normed_states)
-        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden, concatenated_states, tokens)
+        concatenated_states = self._new_tensor((2 * self.hidden_size, tokens), embeddings, normed_states)
+        return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden_size, concatenated_states, tokens)
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
         """Returns the vectors of all layers, of the tokens' ids and of their embeddings; None in a model without any.
@@ -682,7 +692,7 @@ class ModelGraph:
         tokens, width = self.settings.tokens, max(layer.per_layer_width for layer in self.layers.values())
         if not width:
             return None
-        shape = width * self.number, tokens
+        shape = width * self.layer_count, tokens
         token_ids = Tensor(tokens * I32, operation_name="input", layout=(tokens,))
         embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
         embedding_vectors = self._inplace(embedding_vectors, embedding_vectors)
@@ -698,7 +708,7 @@ class ModelGraph:
         """Returns the residual stream with the gated vectors of a layer."""
         gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, tokens)
         gated_vectors = self._inplace(gate, self._inplace(gate, gate), layer_vectors)
-        layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden, gated_vectors, tokens)
+        layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden_size, gated_vectors, tokens)
         layer_output = self.norm(f"blk.{i}.post_norm.weight", i, layer_output)
         return self._inplace(residual_stream, residual_stream, layer_output)
 

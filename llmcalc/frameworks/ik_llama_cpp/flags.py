@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
 from ..ggml.flags import IDLE, SHARED_FLAGS, cache_types
 
 FLAGS = (
     *SHARED_FLAGS,
     *cache_types("q6_0", "q8_kv"),
-    Flag(("--mla-use", "-mla"), "number", least=0, most=3),
-    Flag(("--attention-max-batch", "-amb"), "number", least=0, most=10**6),
+    Flag(("--mla-use", "-mla"), "number", minimum=0, maximum=3),
+    Flag(("--attention-max-batch", "-amb"), "number", minimum=0, maximum=10**6),
     Flag(("--fused-moe", "-fmoe"), "switch", off_spellings=("-no-fmoe",)),
-    Flag(("--fit-margin",), "number", least=0, most=10**7),
+    Flag(("--fit-margin",), "number", minimum=0, maximum=10**7),
     *refused_flags("GPUs of a graph", "--max-gpu"),
     *refused_flags("compressed windows", switch_names="--swa-compress"),
     *refused_flags(
@@ -30,14 +30,14 @@ FLAGS = (
         switch_names="--multi-token-prediction|-mtp",
     ),
     *refused_flags("another size of the graph", "--worst-graph-tokens|-wgt"),
-    Flag(("--gpu-fit-margin", "-gfm"), refused="a margin of each GPU: not modelled; expected --fit-margin"),
+    Flag(("--gpu-fit-margin", "-gfm"), refusal_reason="a margin of each GPU: not modelled; expected --fit-margin"),
     *refused_flags(
         "the selection of tokens",
         "--dsa-top-k|-dsatk --indexer-cache-type-k|-ictk",
         switch_names="--dsa|-dsa --fused-indexer-topk|-fidx",
     ),
     *refused_flags("experts that are loaded later", switch_names="--defer-experts --prefetch-experts"),
-    *idle_flags_of(__file__),
+    *memory_neutral_flags_of(__file__),
     *IDLE,
 )
 

@@ -373,7 +373,7 @@ def _read_training_command(
             matching_lines = [command for command in matching_lines if launch_file.trains(command)] or matching_lines
             if matching_lines:
                 command = (
-                    matching_lines[0] if launch_file.reads_first else _only_command(matching_lines, name_in_errors)
+                    matching_lines[0] if launch_file.reads_first else _single_command(matching_lines, name_in_errors)
                 )
                 return read_with_options(
                     launch_file, launch_file.read_command, command, source_of_command(command), options
@@ -425,7 +425,7 @@ def _read_by_arguments(
                 f"'{printable(' '.join(command_words[:first_flag]))[:60]}'; "
                 "expected one, such as pretrain_gpt.py"
             )
-        command = _only_command(program_lines, name_in_errors)
+        command = _single_command(program_lines, name_in_errors)
         arguments = arguments_of(command.words, name_in_errors)
         return read_with_options(file_kind, file_kind.read_arguments, arguments, source_function(command), options)
     launch_of_python = _read_python_of_command(command_lines, source_function, options)
@@ -476,7 +476,7 @@ def _read_python_of_command(
     return None
 
 
-def _only_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
+def _single_command(program_commands: list[CommandLine], name_in_errors: str) -> CommandLine:
     """Returns the only training command. Raises `InputError` for several different commands."""
     if len({(program_command.program, tuple(program_command.words)) for program_command in program_commands}) == 1:
         return program_commands[0]

@@ -480,9 +480,9 @@ class LaunchReader:
             return False
         return flag_value(self, argument_name, self.value(config, argument_name, default_flag))
 
-    def wrong(self, argument_name: str, problem: str) -> InputError:
+    def wrong(self, argument_name: str, description: str) -> InputError:
         """Creates the error about an argument, with the file's name."""
-        return InputError(f"{self.where}: {argument_name}: {problem}")
+        return InputError(f"{self.where}: {argument_name}: {description}")
 
     def device_count(self, world_size: int | None) -> int:
         """Returns the number of devices; 1 with a note if `world_size` is missing."""
@@ -694,10 +694,10 @@ def unknown_keys(
     config_table: Mapping[str, Any],
     known_names: Iterable[str],
     place_in_file: str,
-    problem: str = "no key that is known",
+    reason: str = "no key that is known",
 ) -> None:
-    """Records the keys with a value that are not in `known_names` as unknown arguments. problem: the reason."""
+    """Records the keys with a value that are not in `known_names` as unknown arguments. reason: why they are."""
     known_keys = set(known_names)
     for config_key, config_value in config_table.items():
         if config_key not in known_keys and config_value is not None:
-            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = problem
+            reader.unknown[f"{place_in_file}.{config_key}".strip(".")[:100]] = reason

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from ...frozen import frozen
 
-Place: TypeAlias = Literal["none", "device", "host"]
+ModelLocation: TypeAlias = Literal["none", "device", "host"]
 """Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
 
 States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
@@ -18,13 +18,13 @@ States: TypeAlias = Literal["weights", "gradients", "optimizer", "reference"]
 class AdditionalModel:
     """An additional model on the training devices, such as the reference model.
 
-    weights_place: where its weights are.
+    weights_location: where its weights are.
     bytes_per_weight: bytes of an element of its weights.
     ranks: number of ranks that divide its weights.
     parameters: number of its parameters; 0 (default) for as many as the trained model has.
     """
 
-    weights_place: Place = "none"
+    weights_location: ModelLocation = "none"
     bytes_per_weight: int = 2
     ranks: int = 1
     parameters: int = 0
@@ -47,7 +47,7 @@ class Rollout:
         model is there during rollouts.
     reference: the reference model.
     reward: the reward model; default none.
-    critic: where the critic is, with its states.
+    critic_location: where the critic is, with its states.
     critic_bytes: their bytes on a device; 0 (default) for as many as of the trained model.
     sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
     logit_tokens: tokens of each whose logits are computed.
@@ -67,7 +67,7 @@ class Rollout:
     offloaded: frozenset[States] = frozenset()
     reference: AdditionalModel = AdditionalModel()
     reward: AdditionalModel = AdditionalModel()
-    critic: Place = "none"
+    critic_location: ModelLocation = "none"
     critic_bytes: int = 0
     sequences: int = 1
     tokens: int = 1
@@ -84,7 +84,7 @@ class Rollout:
             "sleeps": self.sleeps_while_idle,
             "shares_weights": self.shares_weights,
             "offloaded": sorted(self.offloaded),
-            "reference": self.reference.weights_place,
-            "reward": self.reward.weights_place,
-            "critic": self.critic,
+            "reference": self.reference.weights_location,
+            "reward": self.reward.weights_location,
+            "critic": self.critic_location,
         }

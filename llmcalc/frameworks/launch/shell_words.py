@@ -141,8 +141,8 @@ class WordReader:
                 f"the script grows too long; expected at most {MOST_WORK:,} letters read and expanded in all"
             )
 
-    def error(self, problem: str) -> UnsplittableText:
-        return UnsplittableText(f"{self.script.where}: line {self.line}: {problem}")
+    def error(self, description: str) -> UnsplittableText:
+        return UnsplittableText(f"{self.script.where}: line {self.line}: {description}")
 
     @property
     def line(self) -> int:

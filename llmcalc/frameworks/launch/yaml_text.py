@@ -116,8 +116,8 @@ class _ValueBuilder:
         self.constructor = yaml_module.constructor.SafeConstructor()
         self.built: dict[int, Any] = {}
 
-    def error(self, yaml_node: Any, problem: str) -> InputError:
-        return InputError(f"{self.where}: line {yaml_node.start_mark.line + 1}: {problem}")
+    def error(self, yaml_node: Any, description: str) -> InputError:
+        return InputError(f"{self.where}: line {yaml_node.start_mark.line + 1}: {description}")
 
     def build_value(self, yaml_node: Any) -> Any:
         """Returns the Python value of a YAML node."""

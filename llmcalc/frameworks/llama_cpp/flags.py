@@ -7,15 +7,15 @@ from ..ggml.flags import CACHE_TYPES, IDLE, SHARED_FLAGS, cache_types
 
 DRAFTING = (
     Flag(("--spec-type",), "text"),
-    Flag(("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"), "number", least=0, most=10**4),
-    Flag(("--spec-ngram-mod-n-max",), "number", least=0, most=1024),
-    Flag(("--spec-ngram-simple-size-m",), "number", most=1024),
-    Flag(("--spec-ngram-map-k-size-m",), "number", most=1024),
-    Flag(("--spec-ngram-map-k4v-size-m",), "number", most=1024),
+    Flag(("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"), "number", minimum=0, maximum=10**4),
+    Flag(("--spec-ngram-mod-n-max",), "number", minimum=0, maximum=1024),
+    Flag(("--spec-ngram-simple-size-m",), "number", maximum=1024),
+    Flag(("--spec-ngram-map-k-size-m",), "number", maximum=1024),
+    Flag(("--spec-ngram-map-k4v-size-m",), "number", maximum=1024),
     Flag(("--model-draft", "-md", "--spec-draft-model", "--hf-repo-draft", "-hfd", "-hfrd", "--spec-draft-hf"), "text"),
     Flag(
         ("--n-gpu-layers-draft", "--gpu-layers-draft", "-ngld", "--spec-draft-ngl"),
-        "number", ("auto", "all"), least=-2, most=10**6,
+        "number", ("auto", "all"), minimum=-2, maximum=10**6,
     ),
     Flag(("--cache-type-k-draft", "-ctkd", "--spec-draft-type-k"), "word", CACHE_TYPES),
     Flag(("--cache-type-v-draft", "-ctvd", "--spec-draft-type-v"), "word", CACHE_TYPES),
@@ -23,10 +23,13 @@ DRAFTING = (
     Flag(("--override-tensor-draft", "-otd", "--spec-draft-override-tensor"), "text", is_repeatable=True),
     Flag(
         ("--n-cpu-moe-draft", "-ncmoed", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe"),
-        "number", least=0, most=10**6,
+        "number", minimum=0, maximum=10**6,
     ),
     Flag(("--cpu-moe-draft", "-cmoed", "--spec-draft-cpu-moe"), "switch"),
-    Flag(("--ctx-size-draft", "-cd"), refused="the draft has the model's context in newer builds; remove the flag"),
+    Flag(
+        ("--ctx-size-draft", "-cd"),
+        refusal_reason="the draft has the model's context in newer builds; remove the flag",
+    ),
 )  # fmt: skip
 """Flags of speculative decoding (../ggml/speculation.py)."""
 
@@ -35,9 +38,9 @@ FLAGS = (
     *cache_types(),
     *DRAFTING,
     Flag(("--kv-unified", "-kvu"), "switch", off_spellings=("-no-kvu",)),
-    Flag(("--kv-unified-per-slot",), "tokens", most=10**9),
+    Flag(("--kv-unified-per-slot",), "tokens", maximum=10**9),
     Flag(("--swa-full",), "switch"),
-    Flag(("--fit-ctx", "-fitc"), "tokens", most=10**9),
+    Flag(("--fit-ctx", "-fitc"), "tokens", maximum=10**9),
     Flag(("--fit-target", "-fitt"), "text"),
     *IDLE,
 )

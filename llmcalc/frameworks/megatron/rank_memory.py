@@ -195,7 +195,7 @@ def replay_two_steps(rank_run: RankRun, memory_meter: EventMeter) -> ReplayResul
     device = play_step_lists(memory_meter.pieces, memory_meter.count, is_expandable)
     replay_result = ReplayResult(final_bytes=device.allocated, reserved_bytes=device.peak_reserved)
     replay_result.peaks = {path: peak for path, peak in memory_meter.peaks.items() if path.phase in PHASES}
-    replay_result.slop = device.peak_allocated - replay_result.peak[1].bytes
+    replay_result.rounding_bytes = device.peak_allocated - replay_result.peak[1].bytes
     return replay_result
 
 
@@ -226,7 +226,9 @@ def rank_memory(
         host=_host_terms(spec, settings, rank) if settings.optimizer_cpu_offload else (),
         terms=(
             *tensors_term,
-            MemoryTerm("rounding to blocks", replay_result.slop, "source", allocator_source, belongs_to_runtime=True),
+            MemoryTerm(
+                "rounding to blocks", replay_result.rounding_bytes, "source", allocator_source, belongs_to_runtime=True
+            ),
             MemoryTerm(
                 "free blocks",
                 rank_memory_use.reserved_bytes - rank_memory_use.peak_bytes,

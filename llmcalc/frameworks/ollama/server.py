@@ -181,15 +181,15 @@ class OllamaServer:
         """The setting of flash attention, by the environment or the default of the version and the model."""
         variable_value = self.flags.get("OLLAMA_FLASH_ATTENTION")
         if variable_value is None:
-            return "auto" if self._is_among(read_record().flash_classes) else self.rules.flash_attn
+            return "auto" if self._has_class_among(read_record().flash_classes) else self.rules.flash_attn
         return "on" if variable_value in ("1", "true") else "off"
 
     @property
     def runs_single_requests(self) -> bool:
         """Whether the version runs one request of the model at a time."""
-        return self._is_among(read_record().single_request_classes)
+        return self._has_class_among(read_record().single_request_classes)
 
-    def _is_among(self, class_ranges: Iterable[ClassesInRange]) -> bool:
+    def _has_class_among(self, class_ranges: Iterable[ClassesInRange]) -> bool:
         """Whether the model's class is listed for the version."""
         listed_ranges = ranges_at(class_ranges, parse_version(self.version.version))
         return any(not {*self._class_names}.isdisjoint(class_range.classes) for class_range in listed_ranges)
@@ -320,7 +320,7 @@ def host_layers(fitted_server: FittedServer) -> int:
     server, tensor_placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
     host_layer_count = sum(tensor_placement.layers.device(i) not in server.devices for i in range(layer_count + 1))
-    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial)
+    return host_layer_count + len(tensor_placement.host_experts) + len(tensor_placement.partial_layers)
 
 
 def memory(server: OllamaServer) -> EngineMemory:

@@ -16,7 +16,7 @@ from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BUCKETS
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, share_of
-from ..launch.rollout import AdditionalModel, Place, Rollout
+from ..launch.rollout import AdditionalModel, ModelLocation, Rollout
 from ..launch.trainer import kto_settings, lora_settings, pair_settings
 
 OLDER = {
@@ -249,7 +249,7 @@ def _rollout_of(reader: LaunchReader, config: Table, rank_count: int) -> Rollout
         is_own_process=True,
         offloaded=frozenset(("optimizer", "gradients") if reader.flag(config, "ds.enable_sleep") else ()),
         reference=_reference_model(reader, config, rank_count),
-        critic=_critic_location(reader, config) if colocates_all else "none",
+        critic_location=_critic_location(reader, config) if colocates_all else "none",
         sequences=sequence_count,
         tokens=sequence_length,
         logit_tokens=sequence_length,
@@ -289,11 +289,11 @@ def _reference_model(reader: LaunchReader, config: Table, rank_count: int) -> Ad
     """Returns the reference model; none if the KL weight is 0."""
     if config.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
         return AdditionalModel()
-    reference_location: Place = "host" if reader.flag(config, "ref.offload") else "device"
+    reference_location: ModelLocation = "host" if reader.flag(config, "ref.offload") else "device"
     return AdditionalModel(reference_location, 2, rank_count if config.get("ds.zero_stage", 2) == 3 else 1)
 
 
-def _critic_location(reader: LaunchReader, config: Table) -> Place:
+def _critic_location(reader: LaunchReader, config: Table) -> ModelLocation:
     if str(reader.value(config, "algo.advantage.estimator", "gae")) != "gae":
         return "none"
     reader.notes.append("the critic is counted as large as the actor")

@@ -98,7 +98,7 @@ def read_arguments(
                 raise InputError(f"'{printable(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
             flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
-            if flag.is_idle and not flag.words:
+            if flag.is_memory_neutral and not flag.words:
                 parsed_arguments.ignored.append(flag.names[0])
                 continue
             if flag_field not in typed_fields:
@@ -137,8 +137,8 @@ def flags_of_program(server_program: ServerProgram, serving_engine: Engine) -> t
         Flag((*server_program.model_flags, f"--{MODEL_FLAG}")),
         *([Flag(("--hf-file", "-hff"))] if "--hf-repo" in server_program.model_flags else []),
         Flag((f"--{CONFIG_FLAG}", *server_program.config_flags)),
-        *(Flag((idle_spelling,), is_idle=True) for idle_spelling in server_program.idle),
-        *(Flag((idle_spelling,), "switch", is_idle=True) for idle_spelling in server_program.idle_switches),
+        *(Flag((idle_spelling,), is_memory_neutral=True) for idle_spelling in server_program.idle),
+        *(Flag((idle_spelling,), "switch", is_memory_neutral=True) for idle_spelling in server_program.idle_switches),
         *serving_engine.known_flags(),
     )
 
@@ -153,7 +153,7 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
             continue
         flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
         named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(match is not None and not match.flag.is_idle for match in named_flags):
+        if all(named_flags) and any(match is not None and not match.flag.is_memory_neutral for match in named_flags):
             return program.engine
     return ""
 

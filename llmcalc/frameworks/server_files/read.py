@@ -136,10 +136,10 @@ def servers_of_text(
             launched_servers.append(server)
         if len(launched_servers) > MOST_SERVERS:
             raise InputError(f"{name_in_errors}: starts too many servers; expected at most {MOST_SERVERS}")
-    return _without_copies(launched_servers)
+    return _without_duplicates(launched_servers)
 
 
-def _without_copies(launched_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
+def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """Returns the servers that are not copies of earlier servers with another location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in launched_servers:

@@ -75,7 +75,7 @@ def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int
             raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
                              "qkv_proj o_proj")  # fmt: skip
         if isinstance(layer_op, Linear):
-            total_width += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
+            total_width += int(tree_node.copies * (layer_op.n_in + layer_op.n_out))
     return (
         int(flags.get("max_loras_per_batch", DEFAULT_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * total_width
     )

@@ -20,7 +20,7 @@ from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
-from ..engines.rank import EngineRank, ReserveOfAllMemory, architectures, compressed_layers, mixers
+from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, mixers
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
@@ -85,8 +85,8 @@ class SGLangServer(EngineServer):
     default_length = 2048  # srt/utils/hf_transformers/common.py, `get_context_length`
     long_request_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
     stages_variable = "SGLANG_PP_LAYER_PARTITION"  # srt/distributed/utils.py, `get_pp_indices`
-    halves_float32 = True  # configs/model_config.py, `_get_and_verify_dtype`
-    decided_by = {
+    runs_float32_in_16_bits = True  # configs/model_config.py, `_get_and_verify_dtype`
+    deciding_flags = {
         "weights": (
             "dtype",
             "quantize",
@@ -329,7 +329,7 @@ class SGLangServer(EngineServer):
         memory_gib = self.nvidia_smi_gib
         reserved_gib = self.reserve_gib
         if reserved_gib >= memory_gib:
-            raise ReserveOfAllMemory(
+            raise ReserveExceedsMemory(
                 "--mem-fraction-static",
                 f"--mem-fraction-static: of this layout SGLang's default reserves {reserved_gib:,.0f} GiB of "
                 f"{self.hardware.title}, which has {memory_gib:,.0f}; expected a share for weights and cache (0.85)",

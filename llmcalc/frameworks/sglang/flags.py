@@ -6,7 +6,7 @@ They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, i
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags, idle_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of, refused_flags
 from .newer_flags import NEWER_FLAGS
 
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
@@ -25,10 +25,10 @@ EXCHANGES = ("deepep", "mooncake", "nixl", "mori")
 """Libraries that send tokens to experts of which all ranks of tensor parallelism divide the number."""
 
 FLAGS = (
-    Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "number", most=1024),
-    Flag(("--pp-size", "--pp", "--pipeline-parallel-size"), "number", most=1024),
-    Flag(("--dp-size", "--dp", "--data-parallel-size"), "number", most=1024),
-    Flag(("--ep-size", "--ep", "--expert-parallel-size"), "number", most=1024),
+    Flag(("--tp-size", "--tp", "--tensor-parallel-size"), "number", maximum=1024),
+    Flag(("--pp-size", "--pp", "--pipeline-parallel-size"), "number", maximum=1024),
+    Flag(("--dp-size", "--dp", "--data-parallel-size"), "number", maximum=1024),
+    Flag(("--ep-size", "--ep", "--expert-parallel-size"), "number", maximum=1024),
     Flag(("--enable-dp-attention",), "switch"),
     Flag(("--enable-dp-lm-head",), "switch"),
     Flag(("--mem-fraction-static",), "share"),
@@ -43,10 +43,10 @@ FLAGS = (
     Flag(("--disable-cuda-graph", "--disable-decode-cuda-graph"), "switch"),
     Flag(("--cuda-graph-backend-decode",), "word", GRAPH_BACKENDS),
     Flag(("--cuda-graph-backend-prefill",), "word", GRAPH_BACKENDS),
-    Flag(("--cuda-graph-config",), refused="is not read; expected --cuda-graph-max-bs-decode and its like"),
+    Flag(("--cuda-graph-config",), refusal_reason="is not read; expected --cuda-graph-max-bs-decode and its like"),
     Flag(("--kv-cache-dtype",), "word", ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")),
     Flag(("--dtype",), "word", ("auto", "bfloat16", "half", "float16", "float", "float32")),
-    Flag(("--page-size",), "number", most=4096),
+    Flag(("--page-size",), "number", maximum=4096),
     Flag(("--swa-full-tokens-ratio",), "share"),
     Flag(("--mamba-full-memory-ratio",), "ratio"),
     Flag(("--max-mamba-cache-size",), "number"),
@@ -63,7 +63,7 @@ FLAGS = (
     Flag(("--nsa-decode-backend", "--dsa-decode-backend")),
     Flag(("--disable-hybrid-swa-memory",), "switch"),
     Flag(("--quantization",), "word", QUANTIZATION_WORDS),
-    Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
+    Flag(("--device",), "word", ("auto", "cuda"), is_memory_neutral=True),
     Flag(("--disaggregation-mode",), "word", ("null", "prefill", "decode")),
     Flag(("--moe-a2a-backend",), "word", ("none", *EXCHANGES)),
     Flag(("--moe-runner-backend",)),
@@ -71,9 +71,9 @@ FLAGS = (
         ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
     ),
     Flag(("--speculative-draft-model-path", "--speculative-draft-model", "--speculative-draft")),
-    Flag(("--speculative-num-steps",), "number", most=1000),
-    Flag(("--speculative-num-draft-tokens",), "number", most=1000),
-    *idle_flags(
+    Flag(("--speculative-num-steps",), "number", maximum=1000),
+    Flag(("--speculative-num-draft-tokens",), "number", maximum=1000),
+    *memory_neutral_flags(
         """
         --speculative-eagle-topk --speculative-attention-mode --speculative-draft-attention-backend
         --speculative-draft-load-format --speculative-draft-model-quantization --speculative-ngram-capacity
@@ -87,21 +87,21 @@ FLAGS = (
     Flag(("--enable-lora",), "switch"),
     Flag(("--lora-paths",), "list"),
     Flag(("--lora-target-modules",), "list"),
-    Flag(("--max-lora-rank",), "number", most=10**4),
-    Flag(("--max-loras-per-batch",), "number", most=10**4),
-    Flag(("--max-loaded-loras",), "number", is_idle=True),
+    Flag(("--max-lora-rank",), "number", maximum=10**4),
+    Flag(("--max-loras-per-batch",), "number", maximum=10**4),
+    Flag(("--max-loaded-loras",), "number", is_memory_neutral=True),
     Flag(("--kt-weight-path", "--kt-amx-weight-path")),
-    Flag(("--kt-num-gpu-experts",), "number", least=0, most=10**6),
+    Flag(("--kt-num-gpu-experts",), "number", minimum=0, maximum=10**6),
     Flag(("--kt-gpu-experts-ratio",), "share"),
-    Flag(("--kt-gpu-prefill-token-threshold",), "tokens", least=0),
-    *idle_flags(
+    Flag(("--kt-gpu-prefill-token-threshold",), "tokens", minimum=0),
+    *memory_neutral_flags(
         """
         --kt-method --kt-amx-method --kt-cpuinfer --kt-threadpool-count --kt-max-deferred-experts-per-token
         --kt-expert-placement-strategy
         """
     ),
-    Flag(("--kt-numa-nodes",), "list", is_idle=True),
-    Flag(("--kt-enable-dynamic-expert-update",), "switch", is_idle=True),
+    Flag(("--kt-numa-nodes",), "list", is_memory_neutral=True),
+    Flag(("--kt-enable-dynamic-expert-update",), "switch", is_memory_neutral=True),
     *refused_flags("adapters of experts", "--kt-expert-lora-path"),
     *refused_flags(
         "offloading",
@@ -122,7 +122,7 @@ FLAGS = (
         "--attention-context-parallel-size --attn-cp-size",
         switch_names="--enable-nsa-prefill-context-parallel --enable-prefill-context-parallel",
     ),
-    Flag(("--moe-dense-tp-size",), "number", most=1),
+    Flag(("--moe-dense-tp-size",), "number", maximum=1),
     *refused_flags("another division of the layers", "--moe-data-parallel-size --moe-dp-size"),
     *refused_flags(
         "sparse attention",
@@ -147,13 +147,13 @@ FLAGS = (
     Flag(("--piecewise-cuda-graph-max-tokens", "--cuda-graph-max-bs-prefill"), "number"),
     Flag(("--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"), "switch"),
     Flag(("--piecewise-cuda-graph-tokens", "--cuda-graph-bs-prefill"), "numbers"),
-    *idle_flags("--enable-piecewise-cuda-graph --enable-memory-saver", "switch"),
+    *memory_neutral_flags("--enable-piecewise-cuda-graph --enable-memory-saver", "switch"),
     Flag(("--enable-torch-compile",), "switch"),
     Flag(("--enable-hierarchical-cache",), "switch"),
     Flag(("--enable-deterministic-inference",), "switch"),
     Flag(("--enable-symm-mem",), "switch"),
     Flag(("--json-model-override-args",), "table"),
-    *idle_flags_of(__file__),
+    *memory_neutral_flags_of(__file__),
     *NEWER_FLAGS,
 )
 

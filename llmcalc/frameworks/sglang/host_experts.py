@@ -55,7 +55,7 @@ def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
     for tree_node in rank.model.tree().walk():
         node_op = tree_node.node.op
         if isinstance(node_op, ExpertLinear) and not tree_node.optional and tree_node.node.name == "down_proj":
-            yield int(node_op.num_experts), int(tree_node.times)
+            yield int(node_op.num_experts), int(tree_node.copies)
 
 
 def expert_bytes(rank: EngineRank) -> int:

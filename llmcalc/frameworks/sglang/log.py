@@ -65,7 +65,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     memory_terms = tuple(_memory_terms(log_values, logged_flags))
     if not memory_terms and not startup_message:
         return None
-    known_fields = {flag_name.field_name for flag_name in flags() if not flag_name.is_idle and not flag_name.refused}
+    known_fields = {
+        flag_name.field_name
+        for flag_name in flags()
+        if not flag_name.is_memory_neutral and not flag_name.refusal_reason
+    }
     return ParsedLog(
         program="sglang",
         title="SGLang",

@@ -30,7 +30,7 @@ REFUSED_SWITCHES = """
 NEWER_FLAGS = (
     Flag(("--language-model-only",), "switch"),
     # on NVIDIA the pool of indexer keys in fp4 keeps the estimate of those in fp8 (DSV4PoolConfigurator)
-    Flag(("--enable-deepseek-v4-fp4-indexer",), "switch", is_idle=True),
+    Flag(("--enable-deepseek-v4-fp4-indexer",), "switch", is_memory_neutral=True),
     Flag(("--mm-feature-transport",), "word", ("cpu", "cuda_ipc", "cuda_vmm")),
     *refused_flags("what it changes in memory", REFUSED, switch_names=REFUSED_SWITCHES),
 )

@@ -27,7 +27,7 @@ ENGINE = Engine(
         "--draft": "--speculative-algorithm nextn, or another with --speculative-draft-model-path",
         "--draft-tokens": "--speculative-num-draft-tokens",
     },
-    flag_of={
+    flags_by_term={
         "budget": "--mem-fraction-static",
         "weights": "--tp-size",
         "cuda_graphs": "--cuda-graph-max-bs",
@@ -35,10 +35,10 @@ ENGINE = Engine(
     },
     plugin_vendors=("Google", "Huawei", "Intel"),  # sglang-jax, and the pages of docs/hardware-platforms
     least_capability=7.5,  # docs/get_started/quickstart
-    stacks=(((0,), "sglang-2025"), ((0, 5, 10), "sglang-0510"), ((0, 5, 14), "sglang")),
+    stacks_by_version=(((0,), "sglang-2025"), ((0, 5, 10), "sglang-0510"), ((0, 5, 14), "sglang")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     step_tokens="chunked_prefill_size",
     step_sequences="max_running_requests",
-    start=("python", "-m", "sglang.launch_server", "--model-path"),
+    start_words=("python", "-m", "sglang.launch_server", "--model-path"),
     applied_schemes={"fp8-dynamic": {"quantization": "fp8"}},
 )

@@ -24,7 +24,7 @@ def loaded_scale_bytes(rank: EngineRank) -> int:
         return 0
     included_parts = included_part_names(rank.with_mtp, with_towers=False)
     expert_elements = sum(
-        int(tensor.size) * int(position.times)
+        int(tensor.size) * int(position.copies)
         for position in rank.model.tree().walk()
         if isinstance(position.node.op, ExpertLinear) and (not position.optional or position.optional in included_parts)
         for tensor in position.node.op.tensors()

@@ -39,7 +39,7 @@ class TensorRTLLMServer(EngineServer):
     name = "tensorrt-llm"
     length_field = "max_seq_len"
     layout_fields = "tp_size", "pp_size", "ep_size"
-    decided_by = {
+    deciding_flags = {
         "weights": ("dtype", "quantize", "speculative_config"),
         "profile_run": ("max_num_tokens",),
         "non_torch": ("max_batch_size",),

@@ -5,24 +5,24 @@ A field has the name that `llmapi.KvCacheConfig` gives it; typed in full it is `
 
 from __future__ import annotations
 
-from ..engines.flags import Flag, idle_flags_of, refused_flags
+from ..engines.flags import Flag, memory_neutral_flags_of, refused_flags
 
 NAMES_OF_THE_FRACTION = (
     "--kv_cache_free_gpu_memory_fraction|--free_gpu_memory_fraction|--kv_cache_config.free_gpu_memory_fraction"
 )
 
 FLAGS = (
-    Flag(("--tp_size", "--tensor_parallel_size"), "number", most=1024),
-    Flag(("--pp_size", "--pipeline_parallel_size"), "number", most=1024),
-    Flag(("--ep_size", "--moe_expert_parallel_size"), "number", most=1024),
+    Flag(("--tp_size", "--tensor_parallel_size"), "number", maximum=1024),
+    Flag(("--pp_size", "--pipeline_parallel_size"), "number", maximum=1024),
+    Flag(("--ep_size", "--moe_expert_parallel_size"), "number", maximum=1024),
     Flag(("--max_seq_len",), "tokens"),
-    Flag(("--max_batch_size",), "number", most=10**6),
-    Flag(("--max_num_tokens",), "tokens", most=10**8),
+    Flag(("--max_batch_size",), "number", maximum=10**6),
+    Flag(("--max_num_tokens",), "tokens", maximum=10**8),
     Flag(tuple(NAMES_OF_THE_FRACTION.split("|")), "share"),
     Flag(("--kv_cache_dtype", "--kv_cache_config.dtype"), "word", ("auto", "float16", "bfloat16", "fp8")),
     Flag(("--max_tokens", "--kv_cache_config.max_tokens"), "tokens"),
-    Flag(("--max_gpu_total_bytes", "--kv_cache_config.max_gpu_total_bytes"), "tokens", most=10**15),
-    Flag(("--tokens_per_block", "--kv_cache_config.tokens_per_block"), "number", most=4096),
+    Flag(("--max_gpu_total_bytes", "--kv_cache_config.max_gpu_total_bytes"), "tokens", maximum=10**15),
+    Flag(("--tokens_per_block", "--kv_cache_config.tokens_per_block"), "number", maximum=4096),
     Flag(("--dtype",), "word", ("auto", "bfloat16", "float16", "float32")),
     Flag(("--max_beam_width",), "word", ("1",)),
     Flag(("--backend",), "word", ("pytorch",)),
@@ -35,9 +35,10 @@ FLAGS = (
     *refused_flags("sparse attention", "--sparse_attention_config|--sparse_attention_config.algorithm"),
     Flag(
         ("--config", "--extra_llm_api_options"),
-        refused="a file of options is not read here; expected its fields as flags, such as --kv_cache_config.dtype fp8",
+        refusal_reason="a file of options is not read here; expected its fields as flags, such as "
+        "--kv_cache_config.dtype fp8",
     ),
-    *idle_flags_of(__file__),
+    *memory_neutral_flags_of(__file__),
 )
 
 

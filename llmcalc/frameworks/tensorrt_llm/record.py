@@ -23,7 +23,7 @@ ENGINE = Engine(
         "--kv-dtype": "--kv_cache_dtype",
         "--devices": "--tp_size",
     },
-    flag_of={
+    flags_by_term={
         "budget": "--kv_cache_free_gpu_memory_fraction",
         "weights": "--tp_size",
         "profile_run": "--max_num_tokens",
@@ -32,9 +32,9 @@ ENGINE = Engine(
     vendors=("NVIDIA",),
     least_capability=8.0,  # docs/source/overview.md, docs/source/legacy/reference/support-matrix.md: from Ampere on
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
-    stacks=(((0,), "tensorrt-llm"),),
+    stacks_by_version=(((0,), "tensorrt-llm"),),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     step_tokens="max_num_tokens",
     step_sequences="max_batch_size",
-    start=("trtllm-serve",),
+    start_words=("trtllm-serve",),
 )

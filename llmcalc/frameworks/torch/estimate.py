@@ -37,5 +37,6 @@ def transient_bytes(
     """
     gradient_bucket_bytes = round(bucket_bytes * sum(stage.total for stage in stage_parameters)) if layout.dp > 1 else 0
     return TransientBytes(
-        always=gradient_bucket_bytes, optimizer_step=step_bytes.rank_bytes(layout, stage_parameters, is_sharded=False)
+        whole_step=gradient_bucket_bytes,
+        optimizer_step=step_bytes.rank_bytes(layout, stage_parameters, is_sharded=False),
     )

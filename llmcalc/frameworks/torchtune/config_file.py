@@ -197,8 +197,8 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
         "torchtune/modules/loss/kd_losses.py",
         bytes_per_logit,
         "distillation loss",
-        chunk=-(-tokens // chunk_count),
-        chunk_width=8,
+        chunk_tokens=-(-tokens // chunk_count),
+        chunk_bytes_per_logit=8,
     )
     shards_weights = launched_run.layout.zero == 3
     return with_teacher_model(

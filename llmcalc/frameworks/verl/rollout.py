@@ -11,7 +11,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..engines.registry import engine
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
-from ..launch.rollout import AdditionalModel, Place, Rollout, States
+from ..launch.rollout import AdditionalModel, ModelLocation, Rollout, States
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
@@ -56,7 +56,7 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
             states for name, states in OFFLOADED.items() if reader.flag(config, f"{ACTOR}.{section_kind}.{name}")
         ),
         reference=_reference_model(reader, config, layout, is_megatron),
-        critic=_critic_location(reader, config, is_megatron),
+        critic_location=_critic_location(reader, config, is_megatron),
         sequences=sequence_count,
         tokens=token_count,
         logit_tokens=token_count,
@@ -105,7 +105,7 @@ def _engine_arguments(config: Table, engine_name: str) -> dict[str, Any]:
         if (
             argument_key.startswith(key_prefix)
             and argument_value is not None
-            and not (argument in flag_by_field and flag_by_field[argument].is_idle)
+            and not (argument in flag_by_field and flag_by_field[argument].is_memory_neutral)
         ):
             flags[argument] = argument_value
     return flags
@@ -134,12 +134,12 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
         return AdditionalModel()
     section_name = f"{REFERENCE}.{'megatron' if is_megatron else 'fsdp_config'}"
     weight_format = str(reader.value(config, f"{section_name}.model_dtype", "fp32")) if not is_megatron else "bf16"
-    reference_location: Place = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
+    reference_location: ModelLocation = "host" if reader.flag(config, f"{section_name}.param_offload") else "device"
     shard_count = layout.tp * layout.pp if is_megatron else layout.dp // layout.hsdp_replicas
     return AdditionalModel(reference_location, 4 if weight_format in ("fp32", "float32") else 2, shard_count)
 
 
-def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> Place:
+def _critic_location(reader: LaunchReader, config: Table, is_megatron: bool) -> ModelLocation:
     """Returns where the critic's weights are: `device`, `host`, or `none` if advantages are not estimated by GAE."""
     if str(reader.value(config, "algorithm.adv_estimator", "gae")) != "gae":
         return "none"

@@ -60,11 +60,11 @@ def _adapter_widths(rank: EngineRank, version_numbers: tuple[int, ...]) -> int:
             continue
         if tree_node.kind in ("embedding", "lm_head"):
             if isinstance(layer_op, Embedding | Linear) and vocab_size <= LARGEST_VOCABULARY:
-                total_width += int(tree_node.times) * (vocab_size + rank.hidden_size)
+                total_width += int(tree_node.copies) * (vocab_size + rank.hidden_size)
         elif isinstance(layer_op, ExpertLinear):
             if version_numbers < ADAPTS_EXPERTS_FROM:
                 raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
-            total_width += int(tree_node.times * layer_op.num_experts * (layer_op.n_in + layer_op.n_out))
+            total_width += int(tree_node.copies * layer_op.num_experts * (layer_op.n_in + layer_op.n_out))
         elif isinstance(layer_op, Linear):
-            total_width += int(tree_node.times * (layer_op.n_in + layer_op.n_out))
+            total_width += int(tree_node.copies * (layer_op.n_in + layer_op.n_out))
     return total_width

@@ -188,7 +188,7 @@ class VLLMServer(VLLMSettings):
                 experts.input_width, experts.width
             )
             expert_bytes = 3 * experts.width * experts.input_width * 17 // 32
-            padding_bytes = experts.layers * experts.number * (padded_expert_bytes - expert_bytes)
+            padding_bytes = experts.layers * experts.expert_count * (padded_expert_bytes - expert_bytes)
         offloaded_bytes = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         copied_bytes = rank.up_projection_size * self.element_bytes + self.repeated_encoder_bytes(rank)
         copied_bytes += unused_projection_bytes(rank, self.engine_record.whole_projections)

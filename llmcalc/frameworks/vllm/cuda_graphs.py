@@ -38,20 +38,21 @@ WIDEST_HEAD = 256
 
 
 class CUDAGraphs(NamedTuple):
-    """The CUDA graphs of a server. piecewise, full: the numbers of graphs for mixed batches and for decoding.
+    """The CUDA graphs of a server.
 
-    largest_batch: sequences of the largest full graph. copies: 2 with graphs of adapters and without.
+    piecewise_graphs, full_graphs: the numbers of graphs for mixed batches and for decoding.
+    largest_batch: sequences of the largest full graph. graph_variants: 2 with graphs of adapters and without.
     """
 
-    piecewise: int = 0
-    full: int = 0
+    piecewise_graphs: int = 0
+    full_graphs: int = 0
     largest_batch: int = 0
-    copies: int = 1
+    graph_variants: int = 1
 
     @property
     def graph_count(self) -> int:
         """The number of all graphs."""
-        return (self.piecewise + self.full) * self.copies
+        return (self.piecewise_graphs + self.full_graphs) * self.graph_variants
 
     def estimated_bytes(
         self, graph_estimate: GraphEstimate, rank: EngineRank, split_bytes: int, graphs_ratio: float = 1
@@ -68,7 +69,9 @@ class CUDAGraphs(NamedTuple):
             graph_estimate.mib_per_layer * simple_layer_count
             + graph_estimate.mib_per_complex_layer * complex_layer_count
         )
-        later_graph_count = sum(max(self.copies * graph_count - 1, 0) for graph_count in (self.piecewise, self.full))
+        later_graph_count = sum(
+            max(self.graph_variants * graph_count - 1, 0) for graph_count in (self.piecewise_graphs, self.full_graphs)
+        )
         return int(
             max(graph_estimate.shared_mib * MIB, split_bytes)
             + later_graph_count * max(1, graph_mib) * graphs_ratio * MIB
@@ -115,10 +118,10 @@ def cuda_graphs(
     full_graph_sizes = [batch_size for batch_size in captured_sizes if batch_size <= decoded_tokens]
     has_adapter_graphs = flags.get("enable_lora") and compilation_config.get("cudagraph_specialize_lora", True)
     return CUDAGraphs(
-        piecewise=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
-        full=0 if graph_mode == "PIECEWISE" else len(full_graph_sizes),
+        piecewise_graphs=0 if graph_mode in ("FULL", "FULL_DECODE_ONLY") else len(captured_sizes),
+        full_graphs=0 if graph_mode == "PIECEWISE" else len(full_graph_sizes),
         largest_batch=0 if graph_mode == "PIECEWISE" else max(full_graph_sizes, default=0),
-        copies=2 if has_adapter_graphs else 1,  # v1/cudagraph_dispatcher.py
+        graph_variants=2 if has_adapter_graphs else 1,  # v1/cudagraph_dispatcher.py
     )
 
 

@@ -6,7 +6,7 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 
 from __future__ import annotations
 
-from ..engines.flags import AUTO_WORDS, Flag, idle_flags_of, refused_flags
+from ..engines.flags import AUTO_WORDS, Flag, memory_neutral_flags_of, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
@@ -31,21 +31,21 @@ CPU_CONNECTORS = (
 """Connectors of `--kv-transfer-config` that send the cache's own blocks, or copies in the memory of the host."""
 
 FLAGS = (
-    Flag(("--tensor-parallel-size", "-tp", "--tp"), "number", most=1024),
-    Flag(("--pipeline-parallel-size", "-pp", "--pp"), "number", most=1024),
-    Flag(("--data-parallel-size", "-dp", "--dp"), "number", most=1024),
+    Flag(("--tensor-parallel-size", "-tp", "--tp"), "number", maximum=1024),
+    Flag(("--pipeline-parallel-size", "-pp", "--pp"), "number", maximum=1024),
+    Flag(("--data-parallel-size", "-dp", "--dp"), "number", maximum=1024),
     Flag(("--enable-expert-parallel", "-ep", "--ep"), "switch"),
     Flag(("--max-model-len",), "tokens", AUTO_WORDS),
-    Flag(("--max-num-seqs",), "number", most=10**6),
-    Flag(("--max-num-batched-tokens",), "tokens", most=10**8),
+    Flag(("--max-num-seqs",), "number", maximum=10**6),
+    Flag(("--max-num-batched-tokens",), "tokens", maximum=10**8),
     Flag(("--gpu-memory-utilization", "--device-memory-utilization"), "share"),
     Flag(("--kv-cache-dtype",), "word", CACHE_WORDS),
-    Flag(("--kv-cache-memory-bytes", "--kv-cache-memory"), "tokens", most=10**15),
+    Flag(("--kv-cache-memory-bytes", "--kv-cache-memory"), "tokens", maximum=10**15),
     Flag(("--num-gpu-blocks-override",), "number"),
     Flag(("--dtype",), "word", DTYPE_WORDS),
     Flag(("--quantization", "-q"), "word", QUANTIZATION_WORDS),
     Flag(("--enforce-eager",), "switch"),
-    Flag(("--block-size",), "number", most=4096),
+    Flag(("--block-size",), "number", maximum=4096),
     Flag(("--attention-backend",)),
     Flag(("--cpu-offload-gb",), "gib"),
     Flag(("--language-model-only",), "switch"),
@@ -60,13 +60,13 @@ FLAGS = (
         ),
     ),
     Flag(("--attention-config", "-ac"), "table"),
-    Flag(("-O2", "-O3"), "switch", is_idle=True),
+    Flag(("-O2", "-O3"), "switch", is_memory_neutral=True),
     *refused_flags("a level of optimization", switch_names="-O0 -O1"),
     Flag(("--cudagraph-capture-sizes", "--cuda-graph-sizes"), "numbers"),
-    Flag(("--max-cudagraph-capture-size",), "number", least=0),
+    Flag(("--max-cudagraph-capture-size",), "number", minimum=0),
     Flag(("--kv-transfer-config",), "table"),
     Flag(("--disable-hybrid-kv-cache-manager",), "switch"),
-    Flag(("--device",), "word", ("auto", "cuda"), is_idle=True),
+    Flag(("--device",), "word", ("auto", "cuda"), is_memory_neutral=True),
     Flag(("--runner",), "word", ("auto", "generate", "pooling")),
     Flag(("--task",), "word", ("auto", "generate", *POOLING_TASKS)),
     Flag(("--convert",), "word", ("auto", "none", *POOLING_TASKS)),
@@ -80,26 +80,26 @@ FLAGS = (
     Flag(("--skip-mm-profiling",), "switch"),
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
-    Flag(("--optimization-level",), "word", ("2", "3"), is_idle=True),
+    Flag(("--optimization-level",), "word", ("2", "3"), is_memory_neutral=True),
     *(
-        Flag((name,), "word", ("naive", "pplx", "allgather_reducescatter"), is_idle=True)
+        Flag((name,), "word", ("naive", "pplx", "allgather_reducescatter"), is_memory_neutral=True)
         for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")
     ),
-    Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
-    Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
-    Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", least=0, most=1),
+    Flag(("--offload-backend",), "word", ("auto", "uva"), is_memory_neutral=True),
+    Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", minimum=0, maximum=1),
+    Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", minimum=0, maximum=1),
     Flag(("VLLM_PP_LAYER_PARTITION",), "text"),
-    Flag(("VLLM_USE_V1",), "number", least=0, most=1),
-    Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", least=0, most=1),
-    Flag(("VLLM_USE_FLASHINFER_SAMPLER",), "number", least=0, most=1),
-    Flag(("VLLM_DISABLE_COMPILE_CACHE",), "number", least=0, most=1),
+    Flag(("VLLM_USE_V1",), "number", minimum=0, maximum=1),
+    Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", minimum=0, maximum=1),
+    Flag(("VLLM_USE_FLASHINFER_SAMPLER",), "number", minimum=0, maximum=1),
+    Flag(("VLLM_DISABLE_COMPILE_CACHE",), "number", minimum=0, maximum=1),
     Flag(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "text"),
     Flag(("--distributed-executor-backend",), "word", ("mp", "ray", "uni")),
-    Flag(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND",), "number", least=0, most=1),
+    Flag(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND",), "number", minimum=0, maximum=1),
     Flag(("--speculative-config", "-sc"), "table"),
     Flag(("--spec-method",)),
     Flag(("--spec-model",)),
-    Flag(("--spec-tokens",), "number", most=1000),
+    Flag(("--spec-tokens",), "number", maximum=1000),
     *refused_flags(
         "speculative decoding of the first engine",
         """
@@ -109,8 +109,8 @@ FLAGS = (
         """,
     ),
     Flag(("--enable-lora",), "switch"),
-    Flag(("--max-loras",), "number", most=10**4),
-    Flag(("--max-lora-rank",), "number", most=512),
+    Flag(("--max-loras",), "number", maximum=10**4),
+    Flag(("--max-lora-rank",), "number", maximum=512),
     Flag(("--lora-dtype",), "word", ("auto", "float16", "bfloat16")),
     *refused_flags("adapters of chosen layers", "--lora-target-modules"),
     *refused_flags("adapters of prompts", "--prompt-adapters --max-prompt-adapters --max-prompt-adapter-token"),
@@ -122,7 +122,7 @@ FLAGS = (
         --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora
         """,
     ),
-    Flag(("--decode-context-parallel-size", "-dcp"), "number", most=1024),
+    Flag(("--decode-context-parallel-size", "-dcp"), "number", maximum=1024),
     *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size -pcp"),
     *refused_flags(
         "the load balancing of experts",
@@ -140,7 +140,7 @@ FLAGS = (
         --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-params --cpu-offload-params
         """,
     ),
-    Flag(("--omni",), "switch", refused="starts vLLM-Omni, an engine of its own, which is not modelled"),
+    Flag(("--omni",), "switch", refusal_reason="starts vLLM-Omni, an engine of its own, which is not modelled"),
     *refused_flags("a size of states' blocks", "--mamba-block-size --replayssm-buffer-len"),
     *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
     *refused_flags(
@@ -159,9 +159,9 @@ FLAGS = (
     Flag(("--disable-sliding-window",), "switch"),
     Flag(("--hf-overrides",), "table"),
     Flag(("--rope-scaling",), "table"),
-    Flag(("--rope-theta",), "ratio", is_idle=True),
+    Flag(("--rope-theta",), "ratio", is_memory_neutral=True),
     Flag(("--hf-config-path",), "text"),
-    *idle_flags_of(__file__),
+    *memory_neutral_flags_of(__file__),
 )
 
 

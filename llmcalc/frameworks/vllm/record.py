@@ -27,7 +27,7 @@ ENGINE = Engine(
         "--draft-tokens": "num_speculative_tokens of --speculative-config",
         "--ep": "--enable-expert-parallel alone, which divides experts over all ranks of --tp and --dp",
     },
-    flag_of={
+    flags_by_term={
         "budget": "--gpu-memory-utilization",
         "weights": "--quantization",
         "profile_run": "--max-num-seqs",
@@ -38,11 +38,11 @@ ENGINE = Engine(
     plugin_stacks={"Huawei": "vllm-npu", "AWS": "vllm-neuron"},
     least_capability=7.0,  # docs/getting_started/installation/gpu.cuda.inc.md
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
-    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
+    stacks_by_version=(((0,), "vllm-2024"), ((0, 8), "vllm-2025"), ((0, 14), "vllm")),
     layout_flags=LazyFunction(__package__, "changes:layout_flags"),
     draft_flags=LazyFunction(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
-    start=("vllm", "serve"),
+    start_words=("vllm", "serve"),
     applied_schemes={scheme: {"quantization": "fp8"} for scheme in ("fp8", "fp8-dynamic")},
 )

@@ -88,7 +88,7 @@ class VLLMSettings(EngineServer):
     name = "vllm"
     length_field = "max_model_len"
     layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
-    decided_by = {
+    deciding_flags = {
         "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode", "PYTORCH_CUDA_ALLOC_CONF"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
         "non_torch": (),
@@ -98,7 +98,7 @@ class VLLMSettings(EngineServer):
     default_length = 2048  # vllm/config/model.py, `_get_and_verify_max_len`
     long_request_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
     stages_variable = "VLLM_PP_LAYER_PARTITION"  # vllm/distributed/utils.py, `get_pp_indices`
-    halves_float32 = True  # vllm/config/model.py, `_get_and_verify_dtype`
+    runs_float32_in_16_bits = True  # vllm/config/model.py, `_get_and_verify_dtype`
 
     def __post_init__(self) -> None:
         """Drops the head of a pooling server. Raises `InputError` for flags that contradict each other or the model."""

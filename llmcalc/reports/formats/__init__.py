@@ -17,13 +17,13 @@ class ReportWriter(NamedTuple):
     """The writer of a format: the function that writes reports in the format, and the format's properties.
 
     function: the function that writes a report to a stream, as `module:function` of this room.
-    warns_apart: whether warnings are printed to standard error, because the format has no notes.
-    ascii: whether the format is written in ASCII only.
+    warns_on_stderr: whether warnings are printed to standard error, because the format has no notes.
+    is_ascii_only: whether the format is written in ASCII only.
     """
 
     function: str
-    warns_apart: bool = False
-    ascii: bool = False
+    warns_on_stderr: bool = False
+    is_ascii_only: bool = False
 
     def write(self, report: Report, output_stream: IO[str]) -> None:
         """Writes a report to a stream, in this format."""
@@ -34,6 +34,6 @@ class ReportWriter(NamedTuple):
 WRITERS: dict[Format, ReportWriter] = {
     "table": ReportWriter("table:render"),
     "json": ReportWriter("plain:write_json"),
-    "csv": ReportWriter("plain:write_csv", warns_apart=True, ascii=True),
+    "csv": ReportWriter("plain:write_csv", warns_on_stderr=True, is_ascii_only=True),
     "markdown": ReportWriter("plain:write_markdown"),
 }

@@ -19,8 +19,8 @@ def _table_html(table: Table) -> Iterator[str]:
     yield '<div style="margin-bottom:1em">'
     if table.title:
         yield f"<div><strong>{escape(table.heading)}</strong></div>"
-    if table.aside:
-        yield f'<div style="opacity:0.75">{escape(table.aside)}</div>'
+    if table.subtitle:
+        yield f'<div style="opacity:0.75">{escape(table.subtitle)}</div>'
     if table.rows:
         yield '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
         heads = "".join(
@@ -40,8 +40,8 @@ def _row_html(table: Table, row: Row) -> str:
     row_cells = []
     for column_index, (column, cell_value) in enumerate(zip(table.columns, row.cells, strict=True)):
         padding_style = f";padding-left:{10 + 16 * row.depth}px" if column_index == 0 and row.depth else ""
-        colour = f";color:{cell_value.colour}" if column.bar and cell_value and cell_value.colour else ""
+        colour = f";color:{cell_value.colour}" if column.is_bar and cell_value and cell_value.colour else ""
         cell_html = escape(cell_text(column, cell_value))
         row_cells.append(f'<td style="{CELL};text-align:{column.justify}{padding_style}{colour}">{cell_html}</td>')
-    bold_style = ' style="font-weight:bold"' if row.strong else ""
+    bold_style = ' style="font-weight:bold"' if row.is_bold else ""
     return f"<tr{bold_style}>{''.join(row_cells)}</tr>"

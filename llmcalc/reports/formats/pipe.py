@@ -28,7 +28,7 @@ def can_render(report: Report, output_stream: IO[str]) -> bool:
 def _breaks_cells(report: Report, line_width: int) -> bool:
     """Whether a table with columns that may be broken is wider than `line_width`."""
     return any(
-        any(column.wrap for column in table.columns)
+        any(column.may_wrap for column in table.columns)
         and len(INDENT) + sum(_column_widths(_cell_texts(table))) + len(GAP) * (len(table.columns) - 1) > line_width
         for table in with_fitting_bars(printable_report(report).tables, line_width)
         if table.rows
@@ -96,7 +96,7 @@ def _table_with_bars(table: Table, bar_length: int) -> Table:
 
 
 def _table_lines(table: Table, line_width: int) -> Iterator[str]:
-    title, subtitle = table.heading, table.aside
+    title, subtitle = table.heading, table.subtitle
     if title:
         fits_on_line = len(title) + 3 + len(subtitle) <= line_width
         yield from _wrapped_lines(f"{title}   {subtitle}" if subtitle and fits_on_line else title, line_width)
@@ -120,13 +120,13 @@ def line_count(table: Table, line_width: int) -> int:
     fixed_width = sum(
         column_width + len(GAP)
         for column_width, cell_column in zip(_column_widths(cell_texts), table.columns, strict=True)
-        if not cell_column.wrap
+        if not cell_column.may_wrap
     ) + len(INDENT)
-    wrapped_count = max(1, sum(column.wrap for column in table.columns))
+    wrapped_count = max(1, sum(column.may_wrap for column in table.columns))
     wrapped_width = max(1, (line_width - fixed_width) // wrapped_count - len(GAP))
     row_line_count = sum(
         max(
-            -(-len(cell_text) // wrapped_width) if cell_column.wrap else 1
+            -(-len(cell_text) // wrapped_width) if cell_column.may_wrap else 1
             for cell_text, cell_column in zip(row_cells, table.columns, strict=True)
         )
         or 1

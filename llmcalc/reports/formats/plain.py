@@ -184,7 +184,7 @@ def _markdown_table(table: Table, output_stream: IO[str]) -> None:
     if table.title:
         heading_text = escape_markdown(table.heading.strip())  # bold text neither begins nor ends with a space
         output_stream.write(
-            f"**{heading_text}**" + (f" {escape_markdown(table.aside)}" if table.aside else "") + "\n\n"
+            f"**{heading_text}**" + (f" {escape_markdown(table.subtitle)}" if table.subtitle else "") + "\n\n"
         )
     if table.rows:
         output_stream.write("| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |\n")

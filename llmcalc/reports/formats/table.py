@@ -46,15 +46,15 @@ def _print_heading(console: Console, table: Table) -> None:
 
     if not table.title:
         return
-    fits_on_line = len(table.heading) + 3 + len(table.aside) <= console.width
+    fits_on_line = len(table.heading) + 3 + len(table.subtitle) <= console.width
     title = Text(table.heading, style="bold")
-    if table.aside and fits_on_line:
-        title.append("   " + table.aside, style="not bold dim")
+    if table.subtitle and fits_on_line:
+        title.append("   " + table.subtitle, style="not bold dim")
     for line in title.wrap(console, console.width):
         line.rstrip()
         console.print(line, soft_wrap=True)
-    if table.aside and not fits_on_line:
-        _print_indented(console, table.aside)
+    if table.subtitle and not fits_on_line:
+        _print_indented(console, table.subtitle)
 
 
 def _print_indented(console: Console, note_text: str, hanging_indent: str = "") -> None:
@@ -106,8 +106,8 @@ def _table_grid(table: Table) -> RichTable:
         table_grid.add_column(
             Text(column.title),
             justify=column.justify,
-            no_wrap=not column.wrap,
-            min_width=None if column.wrap else column_width,
+            no_wrap=not column.may_wrap,
+            min_width=None if column.may_wrap else column_width,
             overflow="fold",
         )
     for row, row_cells in zip(table.rows, cell_texts, strict=True):
@@ -116,7 +116,7 @@ def _table_grid(table: Table) -> RichTable:
             for column, cell, raw_value in zip(table.columns, row_cells, row.cells, strict=True)
         ]
         for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
-            for mark_pattern, colour in column.marks.items():
+            for mark_pattern, colour in column.mark_colours.items():
                 coloured_text.highlight_regex(mark_pattern, colour)
-        table_grid.add_row(*coloured_cells, style="bold" if row.strong else None)
+        table_grid.add_row(*coloured_cells, style="bold" if row.is_bold else None)
     return table_grid

@@ -501,7 +501,7 @@ class DTensorKernels(EagerKernels):
         grad_output = new_tensor((), x.dtype)
         _safe_target = self._zero_where_ignored((tokens, 1), INT64)
         _grad_input = new_tensor(x.shape, x.dtype)
-        _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
+        _mask, _masked_labels = self._mask_tensor(new_view((tokens,), _safe_target))
         mask_as_numbers = new_tensor((tokens,), x.dtype)
         _grad_update = new_tensor((tokens,), x.dtype)
         del mask_as_numbers

@@ -19,7 +19,7 @@ from llmcalc.costs.params import params
 from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_config, with_published_experts
 from llmcalc.costs.quantization.base import weight_tensors_of
 from llmcalc.costs.quantization.gguf import BLOCKS, MIXES, GGUFMix, _ModelRules
-from llmcalc.costs.quantization.named import mix_near
+from llmcalc.costs.quantization.named import nearest_gguf_mix
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.checkpoints.gguf import TYPES, read_gguf
@@ -353,7 +353,7 @@ def test_files_with_larger_embeddings_and_those_of_no_known_types() -> None:
 
 def test_the_mix_near_a_dynamic_file() -> None:
     names = ("ud-q4_k_xl", "UD-Q8_K_XL", "ud-iq2_xxs", "ud-q3_k_s", "q5_k_xl", "q3_k_xl", "q4_k_m", "ud-none")
-    assert list(map(mix_near, names)) == ["q4_k_m", "q8_0", "iq2_xxs", "q3_k_s", "q5_k_m", None, None, None]
+    assert list(map(nearest_gguf_mix, names)) == ["q4_k_m", "q8_0", "iq2_xxs", "q3_k_s", "q5_k_m", None, None, None]
 
 
 BEFORE_2026_03 = {"Q4_K_M": 176, "Q5_K_M": 210, "Q3_K_M": 144, "Q3_K_L": 144, "Q2_K": 84, "Q4_K_S": 144}

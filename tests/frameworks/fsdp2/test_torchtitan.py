@@ -123,9 +123,9 @@ def test_reserved_bytes_of_a_job(name: str) -> None:
     assert launch.spec is not None
     one = memory(launch.spec, Settings(**{"phase": "training", **launch.settings}))
     cluster = Cluster.with_framework(one, launch.layout, launch.framework, framework_settings=launch.own_settings)
-    assert cluster.reserved_band is not None
+    assert cluster.reserved_range is not None
     measured = rows()[name]["measured"]["peak_mem_gib"] * GIB
-    errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_band]
+    errors = [100 * (bytes / measured - 1) for bytes in cluster.reserved_range]
     print(f"{name}: segments {errors[0]:+.1f} %, expandable {errors[1]:+.1f} %")
     assert cluster.device_rank.device.terms[0].status == "estimate"
     assert abs(errors[0]) <= reached

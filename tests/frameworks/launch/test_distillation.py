@@ -172,8 +172,8 @@ def test_the_loss_of_torchtune_saves_what_is_counted() -> None:
     assert teacher(launch).parameters == LARGE
     loss = teacher(launch).loss
     assert loss is not None
-    assert loss.width == 2 + saved_bytes / (TOKENS * VOCABULARY)
-    assert loss.chunk * 8 == launch.settings["batch"] * launch.settings.get("seq", 2048)
+    assert loss.bytes_per_logit == 2 + saved_bytes / (TOKENS * VOCABULARY)
+    assert loss.chunk_tokens * 8 == launch.settings["batch"] * launch.settings.get("seq", 2048)
     for key, message in (
         ("teacher_model", "teacher_model: 'gpt5' is not known"),
         ("kd_loss", "'gpt5' is not modelled"),
@@ -197,7 +197,7 @@ def test_ms_swift_divides_the_teacher_by_its_own_deepspeed_config() -> None:
     assert teacher(distilled(alone)).ranks == 1
     loss = teacher(whole).loss
     assert loss is not None
-    assert (loss.width, loss.chunk, loss.chunk_width) == (8, 512, 6)
+    assert (loss.bytes_per_logit, loss.chunk_tokens, loss.chunk_bytes_per_logit) == (8, 512, 6)
     assert isinstance(distilled("--sft_alpha 0.1").frozen, SecondLoss)
     assert distilled("--teacher_model_server http://localhost:8000").frozen is None
     for more, words in (

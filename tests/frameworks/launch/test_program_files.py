@@ -277,7 +277,7 @@ def test_a_recipe_states_what_megatron_lm_has_as_arguments() -> None:
         "moe_token_dispatcher_type": "flex",
         "moe_flex_dispatcher_backend": "hybridep",
     }
-    assert launch.own_settings.arguments(options.with_(recompute="full"), False, spec) == {}
+    assert launch.own_settings.arguments(options.with_changes(recompute="full"), False, spec) == {}
     assert any(note.startswith("CUDA graphs: ") for note in launch.notes)
     assert framework("megatron").stack(launch, False, True) == "megatron-layer-graphs"
     for written, other, message in [
@@ -510,7 +510,7 @@ def test_an_engine_sleeps_while_the_training_runs() -> None:
     assert (rollout.engine, rollout.sleeps_while_idle, rollout.offloaded) == ("vllm", True, {"optimizer"})
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
-    assert (rollout.reference.weights_place, rollout.reference.bytes_per_weight) == (
+    assert (rollout.reference.weights_location, rollout.reference.bytes_per_weight) == (
         "device",
         2,
     )  # beta is 0.04 by default
@@ -809,8 +809,8 @@ def test_step_3_of_deepspeed_chat_has_four_models() -> None:
     text, critic = FILES["deepspeed_chat_step3.sh"], 331_196_416
     rollout = launch_of(text, "f.sh out").rollout
     assert rollout is not None
-    assert (rollout.reference.weights_place, rollout.reference.ranks) == ("host", 8)
-    assert (rollout.reward.weights_place, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
+    assert (rollout.reference.weights_location, rollout.reference.ranks) == ("host", 8)
+    assert (rollout.reward.weights_location, rollout.reward.ranks, rollout.reward.parameters) == ("device", 1, critic)
     assert rollout.critic_bytes == 2 * critic + critic // 8 * (2 + 12)
     offloaded = launch_of(text.replace("--offload_reference_model", "--offload", 1), "f.sh out").rollout
     assert offloaded is not None
@@ -834,7 +834,7 @@ def test_rollouts_beside_megatron() -> None:
     assert rollout is not None
     assert rollout.offloaded == {"weights", "gradients", "optimizer", "reference"}
     assert (rollout.engine, rollout.sleeps_while_idle, rollout.flags["max_num_seqs"]) == ("vllm", True, 8)
-    assert (rollout.reference.weights_place, rollout.reference.ranks) == ("device", 8)
+    assert (rollout.reference.weights_location, rollout.reference.ranks) == ("device", 8)
 
 
 def test_a_teacher_under_megatron_is_refused() -> None:

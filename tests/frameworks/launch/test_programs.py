@@ -449,7 +449,7 @@ def test_dpo_of_llama_factory_keeps_the_logits_of_the_policy() -> None:
     """Until its metrics are computed, after the pass of the reference model: one more copy in float32."""
     pairs = changed("llama_factory_qlora.yaml", stage="dpo")
     assert isinstance(pairs.frozen, SecondLoss)
-    assert (pairs.frozen.width, pairs.frozen.name) == (4, "logits of the policy")
+    assert (pairs.frozen.bytes_per_logit, pairs.frozen.name) == (4, "logits of the policy")
     assert changed("llama_factory_qlora.yaml", stage="dpo", pref_loss="simpo").frozen is None
 
 
@@ -594,10 +594,10 @@ def test_grpo_counts_prompt_and_completion() -> None:
     assert launch.filled_in["beta"] == 0.0
     assert launch.filled_in["vllm_mode"] == "colocate"
     assert launch.rollout is not None
-    assert (launch.rollout.engine, launch.rollout.reference.weights_place) == ("vllm", "none")
+    assert (launch.rollout.engine, launch.rollout.reference.weights_location) == ("vllm", "none")
     reference = changed("trl_grpo.yaml", beta=0.04).rollout
     assert reference is not None
-    assert reference.reference.weights_place == "device"
+    assert reference.reference.weights_location == "device"
     server = changed("trl_grpo.yaml", vllm_mode="server").rollout
     assert server is not None
     assert server.engine == ""
@@ -680,7 +680,12 @@ def test_pairs_by_liger_have_the_logits_of_one_pair(use_peft: bool) -> None:
     assert launch.frozen is not None
     loss = launch.frozen.parts[-1]
     assert isinstance(loss, SecondLoss)
-    assert (loss.width, loss.chunk, loss.chunk_width, len(launch.frozen.parts)) == (0, 2 * 2048, 6, 2 - use_peft)
+    assert (loss.bytes_per_logit, loss.chunk_tokens, loss.chunk_bytes_per_logit, len(launch.frozen.parts)) == (
+        0,
+        2 * 2048,
+        6,
+        2 - use_peft,
+    )
 
 
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:

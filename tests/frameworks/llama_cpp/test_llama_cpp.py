@@ -551,7 +551,9 @@ def test_the_graph_of_a_gated_delta_net() -> None:
     too small for the output beside a state keeps it free."""
     tokens, hidden, net = 512, 128, DeltaNetSizes(heads=4, key_dim=128, value_dim=128, key_width=512, kernel=4)
     layer = LayerShape(state_elements=4 * 128 * 128 + 3 * net.channels, delta_net=net)
-    settings = GraphSettings(tokens=tokens, outputs=1, cells={}, flash=True, layer_cache=lambda _: (0, 0))
+    settings = GraphSettings(
+        tokens=tokens, logit_rows=1, cells_by_window={}, uses_flash_attention=True, layer_cache=lambda _: (0, 0)
+    )
     rules = GraphRules("glu", fused_delta_net=True)
     model_graph = ModelGraph(rules, settings, hidden, 16, {0: layer}, 1, lambda _: "CUDA0", lambda _: (0, "CUDA0"))
     graph = model_graph.build_graph()

@@ -177,7 +177,7 @@ def errors_of(row: Row) -> tuple[float, float]:
     found = replay_rank(spec, settings, settings.world_size - 1)
     measured = row["measured"]
     after = 100 * (found.final_bytes / measured["mem_allocated_bytes"] - 1)
-    allocated = found.peak[1].bytes + found.slop
+    allocated = found.peak[1].bytes + found.rounding_bytes
     return after, 100 * (allocated / measured["mem_max_allocated_bytes"] - 1)
 
 
@@ -425,7 +425,7 @@ def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
 )
 def test_a_walk_knows_the_formats_of_megatrons_states(given: dict[str, Any], each: int) -> None:
     one = memory(llmcalc.load("llama3-8b").model, Settings(phase="training", seq=512, **given))
-    assert sum(framework_named("megatron").estimate(one).per_parameter) == each
+    assert sum(framework_named("megatron").estimate(one).bytes_per_parameter) == each
     run = kept(one.spec, megatron_settings_of(one, Layout()))
     main_gradients = sum(buffer.element_count for buffer in run.buffers) * (2 if "grad_dtype" in given else 4)
     parts = run.meter.by_kind["weights"] + main_gradients + run.meter.by_kind["optimizer"]
@@ -437,7 +437,7 @@ def test_a_walk_has_fp32_main_weights_beside_products_in_8_bits() -> None:
     """core/optimizer/optimizer_config.py, `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
     aware = Settings(phase="training", precision_aware_optimizer=True)
     assert optimizer_bytes(aware) == (4, 2 + 8)
-    assert optimizer_bytes(aware.with_(precision="fp8")) == (4, 4 + 8)
+    assert optimizer_bytes(aware.with_changes(precision="fp8")) == (4, 4 + 8)
 
 
 def test_adams_step_on_the_host_keeps_fp32_copies_there() -> None:

@@ -58,7 +58,7 @@ def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[Ra
     """Compares the chunks of each stage, recorded one by one, with those recorded together and in full."""
     runs = []
     run_memory = memory(load(model).model, Settings(phase="training", seq=128, recompute=recompute))
-    settings = megatron_settings_of(run_memory.with_(num_microbatches=16), layout)
+    settings = megatron_settings_of(run_memory.with_changes(num_microbatches=16), layout)
     for pp in range(layout.pp):
         rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
         by_previous = recompute == "full" and settings.num_experts is not None

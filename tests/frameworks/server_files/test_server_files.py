@@ -355,7 +355,7 @@ def test_flags_typed_beside_a_file_replace_its_own() -> None:
         "--max-num-seqs": {"file": "64", "option": 32},
         "--kv-cache-dtype": {"file": None, "option": "fp8"},
     }
-    assert "with --max-num-seqs 32, --kv-cache-dtype fp8 in the place of its own" in answer.report().tables[0].aside
+    assert "with --max-num-seqs 32, --kv-cache-dtype fp8 in the place of its own" in answer.report().tables[0].subtitle
 
 
 def test_an_engine_beside_a_file_takes_its_servers_alone() -> None:
