@@ -70,7 +70,7 @@ MOST_SUGGESTIONS = 3
 SIMILARITY = 0.67
 """Smallest `difflib` ratio of a name that is suggested; `nope` and `gopher`, which share o, p and e, have 0.6."""
 
-SIMILARITY_OF_BEGINNING = 0.75
+SIMILARITY_OF_PREFIX = 0.75
 """The same of a beginning that has as many letters as the given text: one letter of four may differ."""
 
 
@@ -116,9 +116,11 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         if wrong_letters and name_prefix[:1] == wrong_letters[0]:
             names_by_prefix.setdefault(name_prefix, []).append(known_name)
     similar_prefixes = difflib.get_close_matches(
-        wrong_letters, names_by_prefix, name_count, cutoff=SIMILARITY_OF_BEGINNING
+        wrong_letters, names_by_prefix, name_count, cutoff=SIMILARITY_OF_PREFIX
     )
-    similar_prefixes.sort(key=lambda beginning: (edit_distance(beginning, wrong_letters), beginning[:2] != prefix))
+    similar_prefixes.sort(
+        key=lambda name_prefix: (edit_distance(name_prefix, wrong_letters), name_prefix[:2] != prefix)
+    )
     for name_prefix in similar_prefixes:
         matching_names += names_by_prefix[name_prefix]
     suggestions = list(dict.fromkeys(matching_names))

@@ -108,7 +108,7 @@ class ModelSpec(Part):
     from_target: tuple[Literal["embed_tokens", "lm_head"], ...] = ()
     towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
 
-    renamed: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
+    renamed_fields: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

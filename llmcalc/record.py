@@ -19,14 +19,14 @@ NONE = "none"
 class Record(BaseModel):
     """An immutable table of a file that rejects unknown fields.
 
-    renamed: old name of a field → what to write instead (class attribute).
+    renamed_fields: old name of a field → what to write instead (class attribute).
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
     )
 
-    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed_fields: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -37,7 +37,7 @@ class Record(BaseModel):
         """
         if not isinstance(table, dict):
             return table
-        for old_name, new_name in cls.renamed.items():
+        for old_name, new_name in cls.renamed_fields.items():
             if old_name in table:
                 raise ValueError(f"{old_name}: this field was renamed; expected {new_name}")
         fields_with_none = [

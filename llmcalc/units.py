@@ -59,7 +59,7 @@ def dtype(format_name: str) -> str:
         format_names = [DTYPE_NAMES.get(name_of_dtype, name_of_dtype) for name_of_dtype in DTYPE_BITS]
         is_scheme = re.match(r"i?q[0-9]|nf4|awq|gptq|mxfp|nvfp|mlx|exl|[0-9]-?bit", plain_name)
         suggestion = (
-            f" A scheme of quantized weights is --quantize {format_name}"
+            " Schemes of quantized weights are values of --quantize."
             if is_scheme
             else suggest(format_name, format_names)
         )
@@ -248,7 +248,7 @@ def exact_number(digit_text: str, shown_text: str) -> Fraction:
     return Fraction(digit_text.replace("_", "").replace(",", ""))
 
 
-OTHER_GROUPS = re.compile(r"\s*[0-9]{1,3}(?:[.'\u2019\s][0-9]{3})+\s*")
+OTHER_GROUPS = re.compile(r"\s*[1-9][0-9]{0,2}(?:[.'\u2019\s][0-9]{3})+\s*")
 """A whole number in groups of three digits, separated as many languages do, which is another number here, or none."""
 
 

@@ -287,7 +287,6 @@ def _usage_message(usage_error: Any) -> str:
         from ..questions.other_names import OTHER_NAMES, engine_of_flag, llmcalc_spelling
 
         option = llmcalc_spelling(typed_option.replace("_", "-"), OTHER_NAMES, options)
-        takes_engine_flags = typed_option.startswith("--") and isinstance(context.command, EngineCommand)
         if option:
             message = f"No such option: {typed_option}; expected {option}"
         elif typed_option == "--engine":
@@ -297,11 +296,15 @@ def _usage_message(usage_error: Any) -> str:
         ):
             message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
         elif other_commands := _commands_with(typed_option, context.command.name):
-            message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} have it"
-        elif takes_engine_flags and (engine_word := engine_of_flag(typed_option)):
-            message = f"No such option: {typed_option}; a flag of an engine needs --engine, such as {engine_word}"
+            verb = "has" if len(other_commands) == 1 else "have"
+            message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
         elif typed_option.startswith("--") and (engine_word := engine_of_flag(typed_option)):
-            message = f"No such option: {typed_option}; llmcalc memory, fit and kv take it with --engine {engine_word}"
+            advice = (
+                f"a flag of an engine needs --engine, such as {engine_word}"
+                if isinstance(context.command, EngineCommand)
+                else f"llmcalc memory, fit and kv take it with --engine {engine_word}"
+            )
+            message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             message = f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1])}"
     if parameter is None:

@@ -149,7 +149,7 @@ class MultiTokenPrediction(OutputPart):
                 "eh_proj", recorder.cat(*normed_inputs, axes=(JoinedShapes((x.axes, x.axes)),)), *x.axes
             )
         else:
-            module_input = self._stream_input(recorder, x, embedding)
+            module_input = self._residual_stream_input(recorder, x, embedding)
         recorder.hold(joined=module_input)
         block_output = recorder.part("block", block, module_input, is_separate_model=True)
         recorder.hold(y=block_output)
@@ -159,7 +159,7 @@ class MultiTokenPrediction(OutputPart):
         recorder.add_output(recorder.linear("lm_head", head_input, vocab, weight=output, rows=LOGITS))
         return block_output
 
-    def _stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
+    def _residual_stream_input(self, recorder: Flow, x: Value, embedding: Value) -> Value:
         """Returns the input of a hyper-connected layer. x: all residual streams. embedding: the next token's."""
         stream_axis, hidden_axis = x.axes
         assert isinstance(stream_axis, Axis)

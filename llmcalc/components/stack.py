@@ -150,7 +150,7 @@ class Stack(Component):
     output_size: Width | None = None
     output_bias: Flag = True
 
-    renamed: ClassVar[Mapping[str, str]] = {
+    renamed_fields: ClassVar[Mapping[str, str]] = {
         "type_vocab_size": "token_types = { type_vocab_size = … }",
         "task_type_vocab_size": "token_types = { task_type_vocab_size = … }",
         "hyper_streams": 'streams = { type = "hyper", hc_mult = … }',

@@ -294,7 +294,7 @@ class TrainingRun:
         self.graph.pack_elsewhere = None
         self.meter.place = AllocationPlace("forward", path="loss")
         if self.labels is not None:
-            logits = self.lowering.cap_logits(logits)
+            logits = self.lowering.logits_for_loss(logits)
         loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
         del logits
         self.graph.leave_autocast()

@@ -200,7 +200,7 @@ class Cluster:
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
-        """The host memory of a rank that runs whole layers: offloaded activations, and on one device paged states."""
+        """The host memory under data parallelism alone: offloaded activations, and on one device paged states."""
         keeps_on_host = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world or not keeps_on_host:
             return ()

@@ -185,14 +185,14 @@ def _draw_scatter(
             points_by_kind[quantities.shape.mixture_of_experts].append(
                 ModelPoint(x_value, quantity_value, preset.display, preset.name)
             )
-    for is_mixture, colour, opacity in (
+    for is_mixture, colour, label in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[is_mixture]
         x, y = [model_point.x for model_point in points_of_kind], [model_point.y for model_point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=opacity)
+            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=label)
     if title == ASPECT:
         _format_ratio_axis(ax, is_vertical=False)
     else:

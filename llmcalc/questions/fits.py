@@ -133,12 +133,12 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = fit_answer.changes[len(sufficient_changes) :]
-        if not sufficient_changes:
-            insufficient_changes = (
-                *shorter_narrow_runs(run_memory, fit_answer.fit, partial(gguf_fit, preset)),
-                *insufficient_changes,
-            )
-        setting_changes = (*served_users.changes, *sufficient_changes, *device_changes, *insufficient_changes)
+        shorter_runs = (
+            [] if sufficient_changes else shorter_narrow_runs(run_memory, fit_answer.fit, partial(gguf_fit, preset))
+        )
+        setting_changes = (
+            *served_users.changes, *sufficient_changes, *device_changes, *shorter_runs, *insufficient_changes
+        )  # fmt: skip
         fit_answer = replace(fit_answer, changes=setting_changes)
     return ReportedAnswer(
         fit_answer,

@@ -232,7 +232,10 @@ def _speculation_of_options(
 
 
 def _trace_of_options(options: ServeOptions) -> RequestTrace | None:
-    """Returns the requests of `--trace`; None for equal requests. Raises `InputError` if neither or both are set."""
+    """Returns the requests of `--trace`; None for equal requests (`--input`, `--output`).
+
+    Raises `InputError` if neither or both are stated.
+    """
     from ..studies.serve_trace import RequestTrace
     from .traces import read_trace
 

@@ -39,17 +39,17 @@ def draft_data(draft: DraftCosts) -> dict[str, Any]:
 
 def draft_note(draft: DraftCosts, is_counted: bool = False) -> str:
     """Writes the size of a draft model: `draft eagle3, …: 424,689,664 parameters, 4.00 KiB of cache per token`."""
-    draft_names = [
+    draft_texts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
     ]
     if draft.cache.workload.seq > 1:
-        draft_names.append(f"{units.memory(draft.cache.bytes)} in all")
+        draft_texts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.flop_count is not None:
-        draft_names.append(units.flops(draft.flop_count.total))
+        draft_texts.append(units.flops(draft.flop_count.total))
     shared_parts = " and ".join(NAMES[part_name] for part_name in draft.shared_parts)
     shared_text = (
         f"; its {shared_parts} {'is' if len(draft.shared_parts) == 1 else 'are'} the target's" if shared_parts else ""
     )
     relation_text = "counted in" if is_counted else "beside the numbers above"
-    return f"draft {draft.preset.name}, {relation_text}: {', '.join(draft_names)}{shared_text}"
+    return f"draft {draft.preset.name}, {relation_text}: {', '.join(draft_texts)}{shared_text}"

@@ -88,8 +88,8 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         "most",
         replica_note,
         engine_note,
-        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple; --hardware says what else would "
-        "make it fit",
+        f"tried: 1, 2, 4, … {MOST_DEVICES} of each, up to {MOST_COMPUTERS} of Apple, one laptop; --hardware says what "
+        "else would make it fit",
         *verdict_notes([option.fit for option in hardware_options]),
     ]
     json_document = {

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Lowering(ProgramLowering):
-    """Runs a program with the kernels of a profile.
+    """Runs a model's recorded steps with the kernels of one implementation, such as eager torch or DTensor.
 
     graph: the graph that records operations.
     run_config: the run.

@@ -155,7 +155,7 @@ def preset_within_name(model_name: str) -> str | None:
         (
             preset_by_spelling[spelling]
             for part in name_parts
-            if (spelling := normalized_with_points(part) if _has_size(part) else "") in preset_by_spelling
+            if _has_size(part) and (spelling := normalized_with_points(part)) in preset_by_spelling
         ),
         None,
     )

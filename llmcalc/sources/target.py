@@ -133,7 +133,7 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
     if model_target == STDIN:
         return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
     path = Path(model_target)
-    if model_target == "/dev/stdin" or _path_test_result(path.is_fifo):
+    if model_target == "/dev/stdin" or (model_target.startswith("/dev/fd/") and _path_test_result(path.is_fifo)):
         raise InputError(f"{model_target}: a pipe is no file of a model; expected -, and the text on standard input")
     if path.suffix == ".gguf":
         return _describe_gguf(path, head, allow_unknown)
@@ -205,16 +205,10 @@ def read_checkpoint_of_target(path: Path) -> Checkpoint:
 
 def _describe_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     """Describes the model of a GGUF file from the sizes in its metadata."""
-    from .checkpoints.gguf import read_gguf
     from .checkpoints.gguf_config import gguf_config
     from .huggingface.config_file import LONGEST_NAME, describe_data
 
-    try:
-        config = gguf_config(read_gguf(path), str(path))
-    except InputError as error:
-        if _path_test_result(path.exists):
-            raise
-        raise InputError(f"{error}{_advice_on_checkpoint(_repository_of_gguf(path.stem))}") from None
+    config = gguf_config(read_checkpoint_of_target(path), str(path))
     try:
         preset_description = describe_data(config, head, allow_unknown)
     except InputError as error:
@@ -280,7 +274,7 @@ def _unknown_target(model_target: str) -> str:
         size, unit = float(size_match[1]), size_match[2].upper()
         return (
             f"'{model_target}' is a size and no model; expected a model's name (llmcalc presets --min-params "
-            f"{0.9 * size:.3g}{unit} --max-params {1.1 * size:.3g}{unit} lists some), or llmcalc shape --params "
+            f"{0.9 * size:g}{unit} --max-params {1.1 * size:g}{unit} lists some), or llmcalc shape --params "
             f"{model_target} for shapes"
         )
     checkpoint_advice = _advice_on_checkpoint(model_target)

@@ -447,14 +447,18 @@ def shorter_narrow_runs(
 
     It is empty in training, and where less than `LEAST_PART_OF_SEQUENCE` of the sequences remains.
     """
+    if has_many_layers(model_memory):
+        return []
     hardware, seq = current_fit.hardware, model_memory.states.workload.seq
-    schemes = [
-        change for change in single_setting_changes(model_memory, hardware, 0, 0)[1] if change.keys() == {"quantize"}
-    ]
-    runs = [
-        (least_static_bytes(run), change, run) for change in schemes for run in [model_memory.with_changes(**change)]
-    ]
-    if not runs or has_many_layers(model_memory):
+    runs: list[tuple[int, Mapping[str, Any], Memory]] = []
+    for change in _possible_setting_changes(model_memory, hardware)[1]:
+        if change.keys() == {"quantize"}:
+            try:
+                run = model_memory.with_changes(**change)
+            except InputError:  # the scheme cannot store the model's sizes
+                continue
+            runs.append((least_static_bytes(run), change, run))
+    if not runs:
         return []
     _, narrow_change, narrow_run = min(runs, key=lambda bytes_and_run: bytes_and_run[0])
     if fit_with_engine(narrow_run, hardware) is None:

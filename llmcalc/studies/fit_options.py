@@ -66,7 +66,7 @@ class _RunOnDevices(NamedTuple):
     layout: the layout over them; None for one accelerator.
     memory_on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     static_bytes: bytes that this accelerator needs at least, found without a replay.
-    tensor_bytes_of_ranks: runtime → bytes of tensors that each rank which may need most needs at least, counted without
+    least_tensor_bytes_on: runtime → bytes of tensors that each rank which may need most needs at least, counted without
         an allocator when the rank is reached; 0 if not known.
     memory_of_fullest_rank: runtime → the memory of the accelerator with most weights and cache, which seldom needs less
         than another and is known sooner than `memory_on`; None (default) if not known.
@@ -78,7 +78,7 @@ class _RunOnDevices(NamedTuple):
     layout: Layout | None
     memory_on: Callable[[CudaRuntime], DeviceMemory]
     static_bytes: int
-    tensor_bytes_of_ranks: Callable[[CudaRuntime], Iterable[int]] = lambda runtime: ()
+    least_tensor_bytes_on: Callable[[CudaRuntime], Iterable[int]] = lambda runtime: ()
     memory_of_fullest_rank: Callable[[CudaRuntime], DeviceMemory] | None = None
     users: int | None = None
     runs_of_replicas: Callable[[], Sequence[_RunOnDevices]] = tuple
@@ -116,7 +116,7 @@ class _RunOnDevices(NamedTuple):
         """Yields lower bounds that need no allocator: the persistent bytes, and each rank's tensors where possible."""
         yield self.static_bytes
         try:
-            yield from self.tensor_bytes_of_ranks(cuda_runtime)
+            yield from self.least_tensor_bytes_on(cuda_runtime)
         except InputError:  # the framework does not support the layout, as `on` says
             return
 
@@ -147,7 +147,7 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
             [cluster.rank_memory(rank, cuda_runtime) for rank in cluster.ranks_that_may_need_most]
         ).device
 
-    def tensor_bytes_of_ranks(runtime: CudaRuntime) -> Iterator[int]:
+    def least_tensor_bytes_on(runtime: CudaRuntime) -> Iterator[int]:
         for rank in cluster.ranks_that_may_need_most:
             yield cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
 
@@ -158,10 +158,10 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
 
     if cluster.trains:
         least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes_of_ranks)
+        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on)
     least_bytes = _least_bytes(cluster.inference_rank(0))
     return _RunOnDevices(
-        cluster.layout.world, cluster.layout, largest_memory, least_bytes, tensor_bytes_of_ranks, memory_of_fullest_rank
+        cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on, memory_of_fullest_rank
     )
 
 
@@ -181,7 +181,7 @@ def hardware_options(
 
     Of those on which it fits alike, accelerators that have no products in the run's number format come last.
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
-    Of chips that are whole computers at most `MOST_COMPUTERS` are tried, unless the user states a number.
+    Unless the user states a number, at most `MOST_COMPUTERS` of chips that are computers, and one laptop, are tried.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     cuda_runtime_of: the runtime of the run on an accelerator.
     fit_with_engine: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits;
@@ -231,7 +231,10 @@ def _runs_on_usual_number(
     has_stated_number = layout_request.devices or not replace(layout_request, devices=1).is_undivided
     if has_stated_number or not (hardware.vendor in WHOLE_COMPUTERS or hardware.is_of_laptops):
         return device_runs
-    most_computers = MOST_TRAINING_COMPUTERS if is_training or hardware.is_of_laptops else MOST_COMPUTERS
+    if hardware.is_of_laptops:
+        most_computers = 1
+    else:
+        most_computers = MOST_TRAINING_COMPUTERS if is_training else MOST_COMPUTERS
     return takewhile(lambda device_run: device_run.devices <= most_computers, device_runs)
 
 

@@ -141,7 +141,7 @@ class ChosenServer:
 
 @frozen
 class StudiedServers:
-    """The tried servers of a model.
+    """The serving configurations that were tried for a model, and their points of load.
 
     servers: all that fit, the fewest devices first. curves: the points of each.
     points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.

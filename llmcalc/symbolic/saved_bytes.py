@@ -221,7 +221,7 @@ def saved_blocks(
     model_output = recorded_kernels.run(program)
     if spec.head.type == "lm":
         memory_meter.place = StorageLocation(LOSS)
-        model_output = recorded_kernels.cap_logits(model_output)
+        model_output = recorded_kernels.logits_for_loss(model_output)
         model_output = recorded_kernels.losses(model_output, labels)
     output_node = model_output.node
     del model_output

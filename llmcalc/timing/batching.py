@@ -30,6 +30,7 @@ steps of their own (`TimeStack.mixed_steps`) does not save that.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 
 from ..errors import InputError
@@ -302,14 +303,9 @@ class Replica:
         waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
         if not waiting_seconds:
             return partial_load
-        return LoadLatencies(
-            concurrency,
-            partial_load.output_tokens,
-            partial_load.ttft + waiting_seconds,
-            partial_load.tpot,
-            max(partial_load.ttft + waiting_seconds, partial_load.ttft_of_burst),
-            partial_load.tpot_of_burst,
-        )
+        ttft = partial_load.ttft + waiting_seconds
+        ttft_of_burst = max(ttft, partial_load.ttft_of_burst)
+        return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
     def _partial_load(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency below saturation, where some steps only decode."""

@@ -147,7 +147,7 @@ class Device:
 
         inner_size: size of the axis that it sums over; the rates are those of products over `DEEP` elements.
         """
-        half_rate_depth = self.generation.depth[self.format_of(dtype)]
+        half_rate_depth = self.generation.half_rate_depth[self.format_of(dtype)]
         return maximum(1.0, (1 + half_rate_depth / maximum(1, inner_size)) / (1 + half_rate_depth / DEEP))
 
     def wave_factor(self, row_count: Number, column_count: Number) -> Number:

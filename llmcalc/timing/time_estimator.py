@@ -461,7 +461,7 @@ class TimeEstimator:
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.product_format != "fp32" else self.formats.product_format
         product_rate, bytes_per_element = self.product_rate(dtype), BYTES.get(dtype, 2.0)
-        if self.stack.unpadded and dtype == "bf16":
+        if self.stack.keeps_unaligned_sizes and dtype == "bf16":
             product_rate *= device.unaligned_rate_share(kernel.n, kernel.k)
         cast_bytes = CAST_BYTES.get(dtype, 0.0)
         output_bytes = max(2.0, bytes_per_element)

@@ -61,7 +61,7 @@ class AcceleratorGeneration(Record):
     block_quantized: float = Field(ge=0, le=1)
     vector_read: float = Field(ge=0)
     scan: Share
-    depth: dict[str, float]
+    half_rate_depth: dict[str, float]
     tile_rows: int = Field(gt=0)
     block_scaled: tuple[Share, float, Share]
     decoded_experts: float = Field(ge=0)
@@ -222,7 +222,7 @@ class TimeStack(Record):
     scatters_hops: bool = False
     exchange_wait: float = 0.0
     unaligned_heads: float = 1.0
-    unpadded: bool = False
+    keeps_unaligned_sizes: bool = False
     reads_masks: bool = False
     copies_cache: bool = False
     repeats_heads: bool = False

@@ -529,10 +529,8 @@ def recomputed_loss(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, tok
     order = (labels != -100).to(torch.int8).argsort(descending=True, stable=True)
     hidden, labels = hidden[order], labels[order]
     chunk_rows = kernel_choices.loss_chunk or 256
-    logit_scale, logit_cap = (
-        0.0625 if kernel_choices.scales_logits else 1.0,
-        30.0 if kernel_choices.caps_logits else None,
-    )
+    logit_scale = 0.0625 if kernel_choices.scales_logits else 1.0
+    logit_cap = 30.0 if kernel_choices.caps_logits else None
     loss_sum = hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, labels.numel(), chunk_rows):
         chunk, chunk_labels = hidden[start : start + chunk_rows], labels[start : start + chunk_rows]

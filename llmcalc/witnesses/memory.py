@@ -382,7 +382,7 @@ def simulate_steps(spec: ModelSpec, training: TrainingConfig, step_count: int = 
         simulated_run.zero_grad()
         bytes_of_steps.append(
             StepBytes(
-                **peaks_by_phase(memory_meter),
+                **{f"{phase}_peak": peak_bytes for phase, peak_bytes in peaks_by_phase(memory_meter).items()},
                 after_step=memory_meter.now,
                 after_forward=live_bytes,
                 saved=saved_bytes,
@@ -494,13 +494,15 @@ def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_c
     results_after_forward: dict[str, Any] = {}
 
     def record_phase(phase: str, loss: Tensor | None) -> None:
-        peaks_by_quantity[phase], tracker.peak = max(peaks_by_quantity.get(phase, 0), tracker.peak), tracker.now
+        quantity = f"{phase}_peak"
+        peaks_by_quantity[quantity] = max(peaks_by_quantity.get(quantity, 0), tracker.peak)
+        tracker.peak = tracker.now
         if loss is not None:
             outside_storages = {tensor.untyped_storage()._cdata for tensor in training_loop.outside_tensors}
             results_after_forward["saved"] = (
                 None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
             )
-            results_after_forward["live"] = tracker.now
+            results_after_forward["after_forward"] = tracker.now
 
     with ShapeCache(), tracker:
         training_loop = TrainingLoop(spec, training, device)

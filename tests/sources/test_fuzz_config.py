@@ -161,6 +161,17 @@ QUANTIZED: dict[str, list[Config]] = {
             "linear_weights_not_to_quantize": ["lm_head.weight"],
         }
     ],
+    "vptq": [
+        {
+            "config_for_layers": {
+                "model.layers.0.self_attn.q_proj": {
+                    "vector_lens": [-1, 8],
+                    "num_centroids": [-1, 256],
+                    "group_size": 16,
+                }
+            }
+        }
+    ],
     "metal": [{"bits": 4, "group_size": 32, "modules_to_not_convert": ["lm_head"]}],
     "higgs": [{"bits": 3, "group_size": 32, "p": 2, "hadamard_size": 512}],
     "gemma": [{"num_bits": 4, "module_quant_configs": {"mlp": {"num_bits": 8}}, "modules_to_not_convert": ["lm_head"]}],

@@ -181,6 +181,8 @@ def test_a_laptop_has_one_accelerator_and_shorter_requests(run: Any) -> None:
     shorter_under_llama_cpp = run(*words, "--quantize", "q4_k_m").document_with(1)["largest"]["seq"]
     assert option == f"--quantize q4_k_m --seq {shorter_under_llama_cpp}"
     assert run("fit", "qwen3-8b", "--hardware", "rtx-3060-laptop", *option.split()).code == 0
+    words = ("fit", "smollm2-360m", "--hardware", "rtx-4090", "--seq", "1M", "--users", "64")
+    assert "it does not fit" in run(*words).out  # its 960 columns are no multiple of a scheme's groups
     stated = run("fit", SMALL, "--devices", "2", "--hardware", "rtx-3060-laptop").out
     assert "2 × GeForce RTX 3060 Laptop GPU" in " ".join(stated.split())
 

@@ -355,7 +355,10 @@ def test_layouts_whose_ranks_a_scheme_cannot_store_are_ruled_out() -> None:
     servers = llmcalc.serve("qwen3-4b", "h100", 1024, 256, concurrency=8, quantize="awq-int4-g128").result
     assert {server.sizes.tp for server in servers.servers} == {1, 2, 4}
     assert servers.rejection_counts["the layout does not divide the model"] >= 1
-    expected = r"--tp 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of group_size 128"
+    expected = (
+        r"--(tp|tensor-parallel-size) 8: of a rank's weights in awq-int4-g128, .*1,216 columns are not a multiple of "
+        "group_size 128"
+    )
     with pytest.raises(InputError, match=expected):
         llmcalc.memory("qwen3-4b", engine="vllm", hardware="h100", tp=8, quantize="awq-int4-g128")
     words: dict[str, Any] = {"hardware": "h100", "devices": 8, "tp": 8, "quantize": "awq-int4-g128"}

@@ -581,7 +581,7 @@ def test_an_mi325x_reaches_the_rates_that_amd_measured() -> None:
     for dtype, name, measured in (("bf16", "bfloat16", 616e12), ("fp8", "float8", 1143e12)):
         rate = peaks[name] * generation.products[dtype] * generation.sustained.get(dtype, 1.0)
         flops = sum(n * k for n, k in sizes)
-        seconds = sum(n * k * (1 + generation.depth[dtype] / k) for n, k in sizes) / rate
+        seconds = sum(n * k * (1 + generation.half_rate_depth[dtype] / k) for n, k in sizes) / rate
         assert flops / seconds == pytest.approx(measured, rel=0.01)
 
 

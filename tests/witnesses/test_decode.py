@@ -161,6 +161,7 @@ ENCODERS = {
         "neomme",
         "esm",
         "esmc",
+        "siglip_text_model",
         "eurobert",
         "flaubert",
     ),

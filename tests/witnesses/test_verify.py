@@ -113,8 +113,8 @@ def test_a_wrong_formula_is_found(
 
 def _more(cls: Any, name: str, module: Callable[[], torch.nn.Module]) -> type:
     class More(cls):  # type: ignore[misc]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
             setattr(self, name, module())
 
     More.__name__ = cls.__name__

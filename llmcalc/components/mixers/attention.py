@@ -128,7 +128,7 @@ class Attention(TokenMixer):
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    renamed: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
+    renamed_fields: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
 
     type: Literal["attention"] = "attention"
     num_attention_heads: Heads

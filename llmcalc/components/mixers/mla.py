@@ -277,8 +277,10 @@ class MLA(OptionalWindowMixer):
         return latents, k_rope
 
     def _normalize(self, recorder: Flow, norm_name: str, x: Value) -> Value:
-        if self.norm is None or self.norm.gate_rank is None:
-            return x if self.norm is None else recorder.norm(norm_name, x, self.norm)
+        if self.norm is None:
+            return x
+        if self.norm.gate_rank is None:
+            return recorder.norm(norm_name, x, self.norm)
         return recorder.part(norm_name, self.norm, x)
 
     def _rotate(self, recorder: Flow, x: Value) -> Value:
@@ -330,7 +332,6 @@ class MLA(OptionalWindowMixer):
             cls(**plain_fields, sinks=True, output_gate=OutputGate(per="element")),
             cls(**low_rank_fields, query_gate=True),
             cls(**low_rank_fields, o_bias=True, norm=None),
-            cls(**low_rank_fields, norm=Norm(type="rmsnorm", gate_rank=3)),
             cls(**plain_fields, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
             cls(**plain_fields, position_scale=True, indexer=scaled_indexer),
             cls(
@@ -339,6 +340,7 @@ class MLA(OptionalWindowMixer):
                 indexer=PooledIndexer(index_n_heads=3, index_head_dim=10, index_topk=4, index_kpool=2),
             ),
             cls(**{**plain_fields, "qk_rope_head_dim": 0}, mla_use_nope=True, indexer=scaled_indexer),
+            cls(**low_rank_fields, norm=Norm(type="rmsnorm", gate_rank=3)),
         ]
 
 

@@ -67,9 +67,9 @@ class TokenIndexer(Part):
             index_n_heads=self.index_n_heads, index_head_dim=self.index_head_dim, index_topk=self.index_topk
         )
         recorder.part("indexer", indexer, x, query_latent=x, position=rotation, role="no_grad")
-        mask, keys, values = recorder.selected(x, keys, values)
-        recorder.hold(k=keys, v=values, mask=mask)
-        return keys, values, {"selected": self.index_topk, "selection": mask}
+        selection_mask, keys, values = recorder.selected(x, keys, values)
+        recorder.hold(k=keys, v=values, mask=selection_mask)
+        return keys, values, {"selected": self.index_topk, "selection": selection_mask}
 
     def reference(self, model_properties: ModelProperties, theta: float) -> nn.Module:
         hidden_size, rotary_dim = model_properties.hidden_size, self.rotary_dim or self.index_head_dim

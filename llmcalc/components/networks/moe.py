@@ -192,7 +192,7 @@ class MoE(Network):
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True
-    renamed: ClassVar[Mapping[str, str]] = {
+    renamed_fields: ClassVar[Mapping[str, str]] = {
         "router_bias": "router = { bias = … }",
         "score_correction_bias": 'router = { score_correction = "buffer" } or "parameter"',
         "scoring_func": "router = { scoring_func = … }",

@@ -80,13 +80,13 @@ class Router(Part):
         return _reference_classes()[self.type](self, model_properties, experts, top_k, classes)
 
 
-def _record_correction(recorder: Flow, storage: Correction | None, classes: Axis) -> Value | None:
+def _record_correction(recorder: Flow, storage: Correction | None, expert_axis: Axis) -> Value | None:
     """Records the correction of the expert scores and returns it; None without a correction."""
     if storage is None:
         return None
     if storage == "buffer":
-        return recorder.buffer("score_correction", classes, kind="router")
-    return recorder.vector("score_correction", classes, kind="router", is_frozen=True)
+        return recorder.buffer("score_correction", expert_axis, kind="router")
+    return recorder.vector("score_correction", expert_axis, kind="router", is_frozen=True)
 
 
 class LinearRouter(Router):

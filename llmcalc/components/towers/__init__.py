@@ -121,9 +121,13 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
             if is_joined
             else _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
         )
-        outputs_by_tower[tower_name] = recorder.part(
-            tower_name, tower, default_input if tower_input is None else tower_input.view(*default_input.axes)
-        )
+        if tower_input is None:
+            tower_input = default_input
+        else:
+            reads_class_embedding = tower.type == "projector" and tower.reads_class_embedding
+            input_rows = default_input.rows if reads_class_embedding else tower_input.rows
+            tower_input = tower_input.view(*default_input.axes, new_rows=input_rows)
+        outputs_by_tower[tower_name] = recorder.part(tower_name, tower, tower_input)
     recorder.frames = frames_of_model  # not those that the stem of an audio encoder reads
     return outputs_by_tower
 

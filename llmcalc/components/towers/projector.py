@@ -180,6 +180,8 @@ class Projector(TowerPart):
         default it reads the encoder's output.
     with_images: whether it is used for audio in prompts with images, or in others alone (Phi-4-multimodal); by default
         for both.
+    reads_class_embedding: whether it reads the encoder's class embedding too, as one more patch of each image (BLIP-2);
+        false by default.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
         default.
     audio: how the processor cuts audio into raw frames; none by default, where that is not known.
@@ -204,6 +206,7 @@ class Projector(TowerPart):
     encoder_layers: int = Field(default=1, ge=1, le=100, strict=True)
     lower_layer: int | None = Field(default=None, ge=0, le=MOST_LAYERS, strict=True)
     with_images: Flag | None = None
+    reads_class_embedding: Flag = False
     raw: Flag = False
     audio: AudioInput | None = None
 
@@ -242,7 +245,8 @@ class Projector(TowerPart):
         return last_map.size // 2 if last_map.gated else last_map.size
 
     def input_value(self) -> Value:
-        return Value(PATCHES, (Axis("hidden", self.input_size),), is_constant=True)
+        rows = ExtendedRows() if self.reads_class_embedding else PATCHES
+        return Value(rows, (Axis("hidden", self.input_size),), is_constant=True)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projector and returns the projected patches.

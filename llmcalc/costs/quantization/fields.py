@@ -84,17 +84,19 @@ class ConfigFields:
             raise self.value_error(field_name, field_value, "a positive whole number, or -1")
         return field_value
 
-    def get_integer_pair(self, field_name: str) -> tuple[int, int] | None:
-        """Returns a field's two positive integers; None if it is missing."""
+    def get_integer_pair(self, field_name: str, minimum: int = 1) -> tuple[int, int] | None:
+        """Returns a field's two integers, none below the minimum; None if it is missing."""
         field_value = self.get(field_name)
         if field_value is None:
             return None
         if (
             not isinstance(field_value, list)
             or len(field_value) != 2
-            or any(type(pair_integer) is not int or not 0 < pair_integer <= LARGEST for pair_integer in field_value)
+            or any(
+                type(pair_integer) is not int or not minimum <= pair_integer <= LARGEST for pair_integer in field_value
+            )
         ):
-            raise self.value_error(field_name, field_value, "two positive whole numbers, or null")
+            raise self.value_error(field_name, field_value, f"two whole numbers of {minimum} or more, or null")
         return field_value[0], field_value[1]
 
     def get_table(self, field_name: str) -> ConfigFields | None:

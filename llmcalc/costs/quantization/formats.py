@@ -373,15 +373,15 @@ class Marlin24(LinearFormat):
     bits: int
     group_size: int | None
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
-        group_count = 1 if self.group_size is None else ceil_div(n_in, self.group_size)
-        stored_weights = n_out * floor_div(n_in, 2)
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
+        group_count = 1 if self.group_size is None else ceil_div(in_features, self.group_size)
+        stored_weights = out_features * floor_div(in_features, 2)
         return StoredBytes(
-            floor_div(stored_weights * self.bits, 8), group_count * n_out * 2, other=floor_div(stored_weights, 4)
+            floor_div(stored_weights * self.bits, 8), group_count * out_features * 2, other=floor_div(stored_weights, 4)
         )
 
-    def refusal_reason(self, n_out: Number, n_in: Number) -> str:
-        return _indivisible_reason("columns", n_in, 32) or _indivisible_reason("rows", n_out, 16)
+    def refusal_reason(self, out_features: Number, in_features: Number) -> str:
+        return _indivisible_reason("columns", in_features, 32) or _indivisible_reason("rows", out_features, 16)
 
     def describe(self) -> str:
         scaled_text = _group_text(self.group_size)
@@ -598,21 +598,21 @@ class VPTQ(LinearFormat):
     has_permutation: bool
     outliers: tuple[int, int, int] | None
 
-    def bytes_by_part(self, n_out: Number, n_in: Number, model_element_bytes: int) -> StoredBytes:
+    def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         index_bits = self.centroids.bit_length() - 1 + max(self.residual_centroids.bit_length() - 1, 0)
         index_words = (
-            self.codebooks * ceil_div(n_out, self.vector_length) * ceil_div(self.group_columns * index_bits, 32)
+            self.codebooks * ceil_div(out_features, self.vector_length) * ceil_div(self.group_columns * index_bits, 32)
         )
         codebook_numbers = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
         outlier_bytes: Number = 0
         if self.outliers is not None:
             outlier_columns, outlier_length, outlier_centroids = self.outliers
             codebook_numbers += outlier_centroids * outlier_length
-            outlier_bytes = 2 * ceil_div(n_out, outlier_length) * outlier_columns
+            outlier_bytes = 2 * ceil_div(out_features, outlier_length) * outlier_columns
         return StoredBytes(
             index_words * INT32 + outlier_bytes,
-            2 * n_in * model_element_bytes if self.has_norm else 0,
-            other=codebook_numbers * model_element_bytes + (2 * n_in if self.has_permutation else 0),
+            2 * in_features * model_element_bytes if self.has_norm else 0,
+            other=codebook_numbers * model_element_bytes + (2 * in_features if self.has_permutation else 0),
         )
 
     def describe(self) -> str:

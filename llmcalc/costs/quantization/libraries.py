@@ -272,7 +272,7 @@ def read_torchao(config: ConfigFields) -> QuantizationScheme:
                 ConfigFields(_torchao_type(module_type)[1], f"{config.where}: {module_name}"),
                 _torchao_modules(module_name),
             )
-            for module_name, module_type in sorted(module_types.items(), key=lambda entry: entry[0] == "_default")
+            for module_name, module_type in sorted(module_types.items(), key=_torchao_precedence)
         ]
     format_labels = dict.fromkeys(label for label, _ in reversed(labels_and_groups) if label)
     quantization_scheme = LinearScheme(
@@ -295,6 +295,11 @@ def _torchao_type(typed_value: Any) -> tuple[str, dict[str, Any]]:
     return str(typed_value.get("_type")), type_data if isinstance(type_data, dict) else {}
 
 
+def _torchao_precedence(module_type: tuple[str, Any]) -> tuple[bool, bool]:
+    """Returns the order in which torchao looks up the keys of `FqnToConfig`: names, then patterns, then the default."""
+    return module_type[0] == "_default", module_type[0].startswith("re:")
+
+
 def _torchao_modules(module_name: str) -> ModuleList | None:
     """Returns the modules that a key of `FqnToConfig` names; None for all others."""
     return None if module_name == "_default" else ModuleList([module_name], "compressed-tensors", "fqn_to_config")
@@ -306,7 +311,7 @@ def _torchao_group(
     """Returns the label and the storage format of a torchao config's class. Raises `InputError` for other classes."""
     format_word = type_name.lower().replace("_", "").removesuffix("config")
     if format_word in ("int8dynamicactivationintxweight", "intxweightonly"):
-        return _torchao_unpacked_int(type_fields, modules)
+        return _torchao_unpacked_int(format_word, type_fields, modules)
     group_size = type_fields.get_group_size("group_size")
     int8_format = WholeInt(symmetric=False, scale_bytes=4)
     labelled_formats: dict[str, tuple[str, LinearFormat]] = {
@@ -327,28 +332,38 @@ def _torchao_group(
     return scheme_label, LayerGroup(storage_format, modules)
 
 
-def _torchao_unpacked_int(type_fields: ConfigFields, modules: ModuleList | None) -> tuple[str, LayerGroup]:
+def _torchao_value(type_fields: ConfigFields, field_name: str, default_value: Any = None) -> Any:
+    """Returns a field of a torchao config; of an enum or a number format, which is a table, its name."""
+    field_value = type_fields.get(field_name, default_value)
+    return field_value.get("_data") if isinstance(field_value, dict) else field_value
+
+
+def _torchao_unpacked_int(
+    format_word: str, type_fields: ConfigFields, modules: ModuleList | None
+) -> tuple[str, LayerGroup]:
     """Returns the format of integers of 1 to 8 bits, each in a byte, with scales and zero points of a byte.
+
+    format_word: the config's class, whose fields and default differ: `granularity` of `intxweightonly`, a row; else
+    `weight_granularity`, groups of 32.
 
     Source: pytorch/ao at 36027d8, quantization/quant_api.py and its intx_unpacked_to_int8_tensor.py. The packed formats
     depend on the CPU that packs.
     """
-    packing = type_fields.get("intx_packing_format", "unpacked_to_int8")
-    packing = packing.get("_data") if isinstance(packing, dict) else packing
+    field_prefix, usual_granularity = ("", "PerAxis") if format_word == "intxweightonly" else ("weight_", "PerGroup")
+    packing = _torchao_value(type_fields, "intx_packing_format", "unpacked_to_int8")
     if str(packing).lower() != "unpacked_to_int8":
         raise type_fields.value_error("intx_packing_format", packing, "unpacked_to_int8")
-    granularity_name, granularity = _torchao_type(type_fields.get("weight_granularity", "PerGroup"))
-    scale_dtype = type_fields.get("weight_scale_dtype")
-    scale_dtype = scale_dtype.get("_data") if isinstance(scale_dtype, dict) else scale_dtype
-    type_fields.check_choice("weight_scale_dtype", scale_dtype, None, "float32", "float16", "bfloat16")
-    type_fields.check_choice("weight_granularity", granularity_name, "PerGroup", "PerAxis")
+    granularity_name, granularity = _torchao_type(type_fields.get(f"{field_prefix}granularity", usual_granularity))
+    scale_dtype = _torchao_value(type_fields, f"{field_prefix}scale_dtype")
+    type_fields.check_choice(f"{field_prefix}scale_dtype", scale_dtype, None, "float32", "float16", "bfloat16")
+    type_fields.check_choice(f"{field_prefix}granularity", granularity_name, "PerGroup", "PerAxis")
     group_size = (
         ConfigFields(granularity, type_fields.where).get_group_size("group_size", 32)
         if granularity_name == "PerGroup"
         else None
     )
-    weight_dtype = type_fields.get("weight_dtype", "int8")
-    weight_dtype = weight_dtype.get("_data") if isinstance(weight_dtype, dict) else weight_dtype
+    weight_dtype = _torchao_value(type_fields, "weight_dtype", "int8")
+    type_fields.check_choice("weight_dtype", weight_dtype, *(f"int{bits}" for bits in range(1, 9)))
     scale_bytes = {None: None, "float32": 4}.get(scale_dtype, 2)
     storage_format = WholeInt(group_size or "row", symmetric=False, scale_bytes=scale_bytes)
     group_suffix = "" if group_size is None else f"-g{group_size}"
@@ -423,8 +438,9 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
     layer_fields.check_field("is_indice_packed", True, default_value=True)
     layer_fields.check_field("vector_quant_dim", "out", default_value="out")
     pairs = [
-        _integer_pair(layer_fields, field_name) for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
-    ]
+        layer_fields.get_integer_pair(field_name, minimum=-1) or (-1, -1)
+        for field_name in ("vector_lens", "num_centroids", "num_res_centroids")
+    ]  # of outlier columns and of all other ones; -1 for none
     (outlier_length, vector_length), (outlier_centroids, centroids), (_, residual_centroids) = pairs
     codebooks, group_columns = layer_fields.get("group_num", 1), layer_fields.get_group_size("group_size")
     has_norm, has_permutation = layer_fields.get("enable_norm", True), layer_fields.get("enable_perm", True)
@@ -434,8 +450,15 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
             raise layer_fields.value_error(field_name, value, "a whole number")
     for field_name, flag in (("enable_norm", has_norm), ("enable_perm", has_permutation)):
         layer_fields.check_choice(field_name, flag, True, False)
-    if vector_length < 1 or centroids < 1 or group_columns is None:
-        raise layer_fields.value_error("vector_lens", vector_length, "positive sizes of vectors, codebooks and groups")
+    group_columns = group_columns or 0
+    for field_name, size in (
+        ("vector_lens", vector_length),
+        ("num_centroids", centroids),
+        ("group_num", codebooks),
+        ("group_size", group_columns),
+    ):
+        if size < 1:
+            raise layer_fields.value_error(field_name, size, "a positive whole number")
     layer_fields.check_all_read()
     outliers = (
         (outlier_columns, outlier_length, outlier_centroids) if outlier_length > 1 and outlier_centroids > 0 else None
@@ -450,14 +473,6 @@ def _vptq_format(layer_fields: ConfigFields) -> VPTQ:
         has_permutation,
         outliers,
     )
-
-
-def _integer_pair(layer_fields: ConfigFields, field_name: str) -> tuple[int, int]:
-    """Returns two whole numbers, of outliers and of the other columns; -1 for none."""
-    pair = layer_fields.get(field_name, [-1, -1])
-    if not isinstance(pair, list) or len(pair) != 2 or any(type(n) is not int or not -1 <= n <= LARGEST for n in pair):
-        raise layer_fields.value_error(field_name, pair, "two whole numbers, of outliers and of other columns")
-    return pair[0], pair[1]
 
 
 def read_metal(config: ConfigFields) -> QuantizationScheme:

@@ -121,10 +121,8 @@ class MLXScheme(QuantizationScheme):
             matrix_count: Number = 1
             for axis in leading_axes:
                 matrix_count = matrix_count * axis
-            yield (
-                param,
-                module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8) * matrix_count,
-            )
+            matrix_bytes = module_format.format.bytes_by_part(out_features, in_features, DTYPE_BITS[dtype] // 8)
+            yield param, matrix_bytes * matrix_count
         unused_entry = next(
             (entry for modules, _ in self.listed_formats for entry in modules.entries if entry not in modules.used),
             None,

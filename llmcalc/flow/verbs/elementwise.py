@@ -135,8 +135,8 @@ class ElementwiseVerbs(Recorder):
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Records a concatenation of values along the axes or, with `rows`, along the rows."""
-        cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
-        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
+        cache_name = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
+        return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache_name))
 
     def resized(self, x: Value, output_rows: Rows) -> Value:
         """Records padding of x with zero rows, or the removal of rows at the ends."""

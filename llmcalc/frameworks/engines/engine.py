@@ -160,7 +160,7 @@ class Engine:
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     plugin_vendors: makers of further accelerators, on which a package beside the main one runs it. Times there are
         estimated, memory is not modelled.
-    plugin_stacks: vendor → name of the stack that times the plugin there; default those of `stacks`.
+    plugin_stacks: vendor → name of the stack that times the plugin there; default those of `stacks_by_version`.
     least_capability: the lowest compute capability of NVIDIA's GPUs on which it runs; default any.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.

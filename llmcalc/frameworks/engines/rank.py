@@ -443,7 +443,7 @@ class EngineRank:
 
     @cached_property
     def up_projection_size(self) -> int:
-        """The elements of MLA's up-projections, of which vLLM stores a second copy for absorbed matrix products."""
+        """The elements of MLA's up-projections, of which engines store copies for absorbed matrix products."""
         projection_elements = 0
         for attention, layer_count in mixers(self.preset.model):
             if isinstance(attention, MLA):

@@ -78,32 +78,32 @@ class ShortenedStagePasses(ShortenedPasses):
         """Returns the tensors that outlive a pass with all layers: its output or gradients, and gathered parameters."""
         chunk_index, pass_kind, _ = recorded_pass.pass_id
         recorded_chunk, source_numbers = self.chunks[chunk_index], self.sources[chunk_index]
-        outputs_by_number = {i: (template, storage_id) for i, template, storage_id in recorded_pass.outputs}
+        outputs_by_number = {i: (template, storage_number) for i, template, storage_number in recorded_pass.outputs}
         if pass_kind == "B":
             received_count = int(bool(recorded_chunk.received))
-            recorded_starts = [received_count + len(recorded_chunk.parameters)]
-            full_starts = [received_count + len(self.full_chunks[chunk_index].parameters)]
-            recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered_parameters()))
-            full_starts.append(full_starts[0] + len(source_numbers))
+            first_recorded_outputs = [received_count + len(recorded_chunk.parameters)]
+            first_full_outputs = [received_count + len(self.full_chunks[chunk_index].parameters)]
+            first_recorded_outputs.append(first_recorded_outputs[0] + len(recorded_chunk.gathered_parameters()))
+            first_full_outputs.append(first_full_outputs[0] + len(source_numbers))
             allocated_storages = {storage_number for storage_number, nbytes, _ in pass_events if nbytes >= 0}
             if any(
-                received_count <= i < recorded_starts[0] and storage_position in allocated_storages
-                for i, (_, storage_position) in outputs_by_number.items()
+                received_count <= i < first_recorded_outputs[0] and storage_number in allocated_storages
+                for i, (_, storage_number) in outputs_by_number.items()
             ):
                 raise NotRepeatingError  # the gradient of a shard, which is made between passes
         else:
-            received_count, recorded_starts, full_starts = 1, [1], [1]
+            received_count, first_recorded_outputs, first_full_outputs = 1, [1], [1]
         unfolded_outputs = [
             (i, outputs_by_number[i][0], self.storage_in_full_pass(outputs_by_number[i][1]))
             for i in range(received_count)
             if i in outputs_by_number
         ]
-        for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
-            for i, (storage_position, inner_repeat) in enumerate(source_numbers):
-                if recorded_start + storage_position in outputs_by_number:
-                    template, storage_id = outputs_by_number[recorded_start + storage_position]
+        for first_recorded_output, first_full_output in zip(first_recorded_outputs, first_full_outputs, strict=True):
+            for i, (parameter_number, inner_repeat) in enumerate(source_numbers):
+                if first_recorded_output + parameter_number in outputs_by_number:
+                    template, storage_number = outputs_by_number[first_recorded_output + parameter_number]
                     unfolded_outputs.append(
-                        (full_start + i, template, self._storage_in_repeat(storage_id, inner_repeat))
+                        (first_full_output + i, template, self._storage_in_repeat(storage_number, inner_repeat))
                     )
         return unfolded_outputs
 

@@ -685,7 +685,9 @@ class ModelGraph:
         return self.matmul(f"blk.{module}.nextn.eh_proj.weight", module, self.hidden_size, concatenated_states, tokens)
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
-        """Returns the vectors of all layers, of the tokens' ids and of their embeddings; None in a model without any.
+        """Returns the inputs of each layer (Gemma 3n and 4): embeddings for each layer, plus the projected embeddings.
+
+        None in a model without any.
 
         Source: `project_per_layer_inputs` of src/models/gemma4.cpp.
         """

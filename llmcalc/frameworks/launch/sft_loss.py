@@ -21,10 +21,10 @@ EARLIER_ARGUMENTS = ("max_seq_length", "use_liger", "evaluation_strategy")
 EARLIER_TRAINER_ARGUMENTS = ("tokenizer", "dataset_text_field", "max_seq_length", "packing", "num_of_sequences")
 """Arguments of `SFTTrainer` itself that end with TRL 0.16."""
 
-EARLIER_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
-"""Defaults of these versions, which are transformers' (TRL's own are of 0.22 and 0.19)."""
+TRANSFORMERS_DEFAULTS = {"gradient_checkpointing": False, "bf16": False}
+"""Defaults of transformers' `TrainingArguments`, and of these versions of TRL (its own are of 0.22 and 0.19)."""
 
-EARLIER_VALUES = {**EARLIER_DEFAULTS, "loss_type": "nll"}
+EARLIER_VALUES = {**TRANSFORMERS_DEFAULTS, "loss_type": "nll"}
 """The same, with their loss."""
 
 

@@ -1,4 +1,4 @@
-"""The registry record of Ollama."""
+"""Ollama as an engine of this program: its flags and defaults, and how its models are quantized."""
 
 from __future__ import annotations
 

@@ -476,11 +476,12 @@ class SGLangServer(EngineServer):
     def draft_vocabulary_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the draft's own embedding and head, which it has until the KV cache is sized.
 
-        On a stage without the draft: 0. Attention's ranks divide the embedding, all ranks the head.
+        On a stage without the model's own modules that draft: 0. Attention's ranks divide the embedding, and with
+        `--enable-dp-lm-head` the head, which all ranks divide otherwise.
         """
         if self.speculation.with_mtp and not rank.with_mtp:
             return 0
-        model, attention_ranks = self.preset.model, self.tp // (self.dp if self.has_divided_attention else 1)
+        model, attention_ranks = self.preset.model, self.whole_layout.tp
         ranks_of_table = {
             "embed_tokens": attention_ranks,
             "lm_head": attention_ranks if self.flags.get("enable_dp_lm_head") else self.tp,

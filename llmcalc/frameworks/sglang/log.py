@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..logs.log_contents import (
@@ -59,11 +59,13 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         logged_flags |= argument_pairs(log_line[log_line.index("ServerArgs(") :])
     layout_flags, layout_note = _flags_and_ranks_note(log_text)
     message_texts = sglang_record().messages
-    startup_message = next(
+    refusal_message = next(
         iter(log_text.lines_with(message_texts["no_cache"], message_texts["no_states"], NO_CACHE_AFTER_WEIGHTS)), ""
     )
-    memory_terms = tuple(_memory_terms(log_values, logged_flags))
-    if not memory_terms and not startup_message:
+    model_loads = _model_loads(log_values)
+    free_bytes = model_loads[-1].free_bytes if model_loads else log_values.last_size("free")
+    memory_terms = tuple(_memory_terms(log_values, logged_flags, model_loads, free_bytes))
+    if not memory_terms and not refusal_message:
         return None
     known_fields = {
         flag_name.field_name
@@ -75,15 +77,15 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         title="SGLang",
         terms=memory_terms,
         version=log_values.version,
-        free_bytes=_free_bytes(log_values),
+        free_bytes=free_bytes,
         model=str(logged_flags.get("model_path", "")),
         flags=log_values.stated_numbers("context_length")
         | ({} if logged_flags else layout_flags)
         | {flag_field: flag_value for flag_field, flag_value in logged_flags.items() if flag_field in known_fields},
         has_arguments=bool(logged_flags),
-        message=startup_message.strip(),
-        refused_to_start=bool(startup_message),
-        suggested_flag="--mem-fraction-static" if startup_message else "",
+        message=refusal_message.strip(),
+        refused_to_start=bool(refusal_message),
+        suggested_flag="--mem-fraction-static" if refusal_message else "",
         oom_flag="--mem-fraction-static",
         layout_note="" if logged_flags else layout_note,
     )
@@ -118,12 +120,12 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
 class ModelLoad(NamedTuple):
     """The loading of a model, and of the drafts that are loaded before the KV cache is sized.
 
-    free_bytes: what was free before. weight_bytes: what loading took. left_bytes: what was free after the last of them.
+    free_bytes: what was free before. weight_bytes: what loading took. remaining_bytes: what was free after the last.
     """
 
     free_bytes: int
     weight_bytes: int
-    left_bytes: int
+    remaining_bytes: int
 
 
 def _model_loads(log_values: LogValues) -> list[ModelLoad]:
@@ -140,25 +142,24 @@ def _model_loads(log_values: LogValues) -> list[ModelLoad]:
         last_load = model_loads[-1] if model_loads else None
         if last_load is None or free_bytes > last_load.free_bytes - last_load.weight_bytes // 2:
             model_loads.append(ModelLoad(free_bytes, weight_bytes, remaining_bytes))
-        elif free_bytes >= last_load.left_bytes - RUNNER_BYTES:
+        elif free_bytes >= last_load.remaining_bytes - RUNNER_BYTES:
             model_loads[-1] = ModelLoad(last_load.free_bytes, last_load.weight_bytes + weight_bytes, remaining_bytes)
     return model_loads
 
 
-def _free_bytes(log_values: LogValues) -> int | None:
-    """Returns the bytes that were free before the last start loaded its model; None if the log does not say."""
-    loads = _model_loads(log_values)
-    return loads[-1].free_bytes if loads else log_values.last_size("free")
+def _memory_terms(
+    log_values: LogValues, logged_flags: dict[str, Any], model_loads: Sequence[ModelLoad], free_bytes: int | None
+) -> Iterator[LogTerm]:
+    """Yields the memory that a log states.
 
-
-def _memory_terms(log_values: LogValues, logged_flags: dict[str, Any]) -> Iterator[LogTerm]:
+    free_bytes: the bytes that were free before the last start loaded its model; None if the log does not say.
+    """
     memory_fraction = str(logged_flags.get("mem_fraction_static", ""))
-    free_bytes = _free_bytes(log_values)
     if free_bytes is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", memory_fraction):
         yield LogTerm("budget", int(free_bytes * float(memory_fraction)))
-    if loads := _model_loads(log_values):
-        yield LogTerm("weights", max(model_load.weight_bytes for model_load in loads))
-    yield from log_values.largest_terms("cuda_graphs", *(() if loads else ("weights",)))
+    if model_loads:
+        yield LogTerm("weights", max(model_load.weight_bytes for model_load in model_loads))
+    yield from log_values.largest_terms("cuda_graphs", *(() if model_loads else ("weights",)))
     remaining_bytes = log_values.last_size("left")
     if "weights" not in log_values and free_bytes is not None and remaining_bytes is not None:  # before 0.4.4
         yield LogTerm("weights", free_bytes - remaining_bytes)

@@ -188,7 +188,7 @@ class ModelChunk(TrainingRun):
     def _compute_losses(self, output: Tensor) -> Tensor:
         """Computes the loss, or without a language-model head a scalar whose gradient has the output's shape."""
         if self.labels is not None:
-            return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
+            return self.lowering.losses(self.lowering.logits_for_loss(output), self.labels)
         new_tensor = self.graph.new_tensor
         loss = new_tensor((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda gradient, _: [new_tensor(output.shape, output.dtype)])

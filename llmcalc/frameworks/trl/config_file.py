@@ -14,7 +14,7 @@ from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length, with_log_probabilities
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of
-from ..launch.sft_loss import EARLIER_DEFAULTS, SFT_LOSSES, earlier_argument, sft_loss_settings
+from ..launch.sft_loss import SFT_LOSSES, TRANSFORMERS_DEFAULTS, earlier_argument, sft_loss_settings
 from ..launch.trainer import (
     LOSSES_WITHOUT_REFERENCE,
     TRAINER_DEFAULTS,
@@ -121,7 +121,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("use_liger") is not None:  # SFTConfig before TRL 0.16
             config = {"use_liger_kernel": config["use_liger"], **config}
         config = with_launcher_arguments(without_script_arguments(reader, config), source_file)
-        defaults = {**DEFAULTS, **EARLIER_DEFAULTS} if earlier_argument(config) else DEFAULTS
+        defaults = {**DEFAULTS, **TRANSFORMERS_DEFAULTS} if earlier_argument(config) else DEFAULTS
         is_grpo, is_reward = any(argument in config for argument in GRPO_SIGNS), REWARD_SIGN in config
         ignored_names = (
             TRAINER_IGNORED | IGNORED | {"use_liger"} | (IGNORED_WITH_TEACHER if config.get(TEACHER) else frozenset())

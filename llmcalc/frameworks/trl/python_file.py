@@ -33,13 +33,13 @@ from ..launch.python_source import (
 )
 from ..launch.record import Launch, LaunchReader, LaunchSource, reader_of
 from ..launch.script_arguments import ScriptArguments, arguments_of_file
-from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES
+from ..launch.sft_loss import EARLIER_TRAINER_ARGUMENTS, EARLIER_VALUES, TRANSFORMERS_DEFAULTS
 from ..launch.trainer import keeps_published_weights, read_trainer
 from .commands import COMMANDS
 from .config_file import read_trl
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    **{f"{command.removeprefix('trl ').upper()}Config": arguments for command, arguments in COMMANDS.items()},
+    **{f"{name.upper()}Config": COMMANDS[f"trl {name}"] for name in ("sft", "dpo", "kto", "grpo")},
     "RewardConfig": COMMANDS["trl reward"],
     "TrainingArguments": {},
     "Seq2SeqTrainingArguments": {},
@@ -55,9 +55,6 @@ TRAINERS: Mapping[str, str] = {
     "RewardTrainer": "RewardConfig",
 }
 """Trainer of TRL → its configuration, whose defaults it fills in (trainer/sft_trainer.py)."""
-
-PLAIN_DEFAULTS: Mapping[str, Any] = {"gradient_checkpointing": False, "bf16": False}
-"""Defaults of `TrainingArguments` that a configuration of TRL has otherwise."""
 
 ADAPTER_ARGUMENTS: Mapping[str, str] = {
     "r": "lora_r",
@@ -173,7 +170,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         is_trl_run = bool(trl_config) or not config_class.endswith("TrainingArguments")
         base_config = CONFIGS[config_class]
         if trl_config and config_class != trl_config:
-            base_config = {**PLAIN_DEFAULTS, **CONFIGS[trl_config]}
+            base_config = {**TRANSFORMERS_DEFAULTS, **CONFIGS[trl_config]}
         config = {**base_config, **_arguments_of_call(named_calls, config_class), **_model_arguments(named_calls)}
         call_nodes = [call.node for call in named_calls if call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
@@ -203,7 +200,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         reader.unknown |= {
             changed_name: reason
             for changed_name, reason in model_changes.unknown.items()
-            if trl_config != "RewardConfig" or not changed_name.endswith("ForSequenceClassification")
+            if "RewardConfig" not in (config_class, trl_config)
+            or not changed_name.endswith("ForSequenceClassification")
         }
         reader.notes += model_changes.notes
         reader.check_unknown()

@@ -296,7 +296,11 @@ class Config:
         known_fields = self.fields_read | IRRELEVANT | ignored_fields
         known_fields |= {name for name, alias in self.aliases.items() if alias in known_fields} - self.unread_aliases
         layer_count = self.data.get(self.aliases.get("num_hidden_layers", ""), self.data.get("num_hidden_layers"))
-        unknown_fields = [name for name in self.data if name not in known_fields and not name.startswith("_")]
+        unknown_fields = {
+            name: field_value
+            for name, field_value in self.data.items()
+            if name not in known_fields and not name.startswith("_")
+        }
         if len(unknown_fields) > MOST_UNKNOWN_FIELDS:
             raise InputError(
                 f"{self.location or 'config: '}{len(unknown_fields):,} fields are unknown; expected at most "
@@ -310,8 +314,7 @@ class Config:
                 self._restates_another_field(field_name, field_value),
                 layer_count if is_json_integer(layer_count) else 0,
             )
-            for field_name in sorted(unknown_fields)
-            for field_value in [self.data[field_name]]
+            for field_name, field_value in sorted(unknown_fields.items())
         ]
         if parent_config is not self:
             parent_config.from_defaults |= self.from_defaults

@@ -119,7 +119,7 @@ OTHER_ADAPTER_FIELDS = (
 def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     """Returns the options of `llmcalc memory` that count an adapter's training, and what they leave out."""
     rank = adapter_config.get("r")
-    if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank):
+    if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
     options, unstated = f"--lora-rank {rank}", [field for field in OTHER_ADAPTER_FIELDS if adapter_config.get(field)]
     for field, option in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
@@ -135,10 +135,11 @@ def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
         other_names = [name for name in names if name not in option_names]
         other_names += [name for name in option_names if any(map(str.isdigit, name.split(".")))]  # of one layer
         if other_names:
-            unstated.append(f"{shown(other_names[0])} of {field}")
+            unstated.append(f"{shown(other_names[0])} in {field}")
     options += " --use-dora" if adapter_config.get("use_dora") is True else ""
     remark = (
-        f"; --lora-targets and --modules-to-save name modules of all layers, and do not state its {', '.join(unstated)}"
+        "; --lora-targets and --modules-to-save name modules of all layers, and do not state "
+        f"{', '.join(unstated)} of this adapter"
     )
     return f"llmcalc memory counts its training with {options}{remark if unstated else ''}"
 

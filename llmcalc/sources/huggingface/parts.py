@@ -422,9 +422,8 @@ def layer_pattern(layer_kinds: list[str]) -> Table:
 
 def _shortest_period(layer_kinds: list[str]) -> int:
     """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
-    prefix_lengths = [0] * len(
-        layer_kinds
-    )  # length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
+    # the length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
+    prefix_lengths = [0] * len(layer_kinds)
     for i in range(1, len(layer_kinds)):
         prefix_length = prefix_lengths[i - 1]
         while prefix_length and layer_kinds[i] != layer_kinds[prefix_length]:

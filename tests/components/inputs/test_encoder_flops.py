@@ -140,7 +140,7 @@ def parts_of_image(case: tuple[Any, ...]) -> set[Any]:
 )
 def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
     config = wrapped(kind, shape)
-    spec, model = spec_of(config), build(config)
+    spec, model = spec_of(config), build(config).requires_grad_(False)  # a Q-Former's queries are a parameter
     for height, width in SIZES:
         closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_flops_of)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:

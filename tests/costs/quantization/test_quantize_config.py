@@ -183,7 +183,7 @@ def test_entries_that_name_nothing_are_said() -> None:
         ({"quant_method": "awq", "version": "gemv"}, "version: 'gemv'; expected one of 'gemm'"),
         (
             {"quant_method": "fp8", "weight_block_size": [128]},
-            "weight_block_size: .128.; expected two positive whole numbers",
+            "weight_block_size: .128.; expected two whole numbers of 1 or more",
         ),
         (
             {"quant_method": "fp8", "speed": 3},
@@ -213,6 +213,17 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "vptq"}, "config_for_layers: None; expected the format of each layer"),
         ({"quant_method": "vptq", "config_for_layers": {"a": {"vector_lens": [-1]}}}, "expected two whole numbers"),
+        (
+            {"quant_method": "vptq", "config_for_layers": {"a": {"vector_lens": [-1, 8], "num_centroids": [-1, -1]}}},
+            "num_centroids: -1; expected a positive whole number",
+        ),
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {"default": {"_type": "IntxWeightOnlyConfig", "_data": {"weight_dtype": ["x", 1]}}},
+            },
+            "weight_dtype: .*expected one of .int1",
+        ),
         (
             {
                 "quant_method": "torchao",

@@ -140,9 +140,10 @@ BY_HAND: dict[str, tuple[dict[str, Any], StoredBytes]] = {
                             "_default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}},
                             "model.embed_tokens": {
                                 "_type": "IntxWeightOnlyConfig",
-                                "_data": {"weight_granularity": {"_type": "PerAxis", "_data": {"axis": 0}}},
+                                "_data": {"scale_dtype": {"_type": "torch.dtype", "_data": "bfloat16"}},  # by row
                             },
-                            "re:model.layers.0.mlp.down_proj": None,
+                            "re:model.layers.0.*": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}},
+                            "model.layers.0.mlp.down_proj": None,  # a name goes before a pattern
                         }
                     },
                 }

@@ -410,7 +410,7 @@ def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
     one = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))
     with pytest.raises(InputError, match=r"gate \(gate_rank\) are not modelled with --framework megatron; expected"):
         check(one, "")
-    assert framework_named("fsdp2").estimate(one).per_parameter
+    assert framework_named("fsdp2").estimate(one).bytes_per_parameter
 
 
 @pytest.mark.parametrize(

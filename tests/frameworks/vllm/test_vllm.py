@@ -192,7 +192,7 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"max_model_len": 0}, "--max-model-len"),
         ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
         ({"gpu_memory_utilization": "nan"}, "--gpu-memory-utilization"),
-        ({"tensor_parallel_size": 3}, "tp 3|--tp"),
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size 3"),
         ({"pipeline_parallel_size": 512}, "--pipeline-parallel-size"),
         ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype"),
         (

@@ -330,14 +330,17 @@ class BasicKernels(Lowering):
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
-    def cap_logits(self, logits: Tensor) -> Tensor:
-        """Returns the logits for the loss, scaled and capped as c · tanh(x / c) if the output head does so."""
-        if self.choices.cross_entropy != "eager":
-            return logits
-        logits = self.t.scale(logits) if self.choices.scales_logits else logits
-        if not self.choices.caps_logits:
-            return logits
-        return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(logits)))
+    def logits_for_loss(self, logits: Tensor) -> Tensor:
+        """Returns the logits that the loss reads: scaled and capped, unless a kernel of the loss does both."""
+        return self.scale_and_cap(logits) if self.choices.cross_entropy == "eager" else logits
+
+    def scale_and_cap(self, logits: Tensor) -> Tensor:
+        """Returns the logits multiplied by a number, and capped as c · tanh(x / c), where the output head does so."""
+        if self.choices.scales_logits:
+            logits = self.t.scale(logits)
+        if self.choices.caps_logits:
+            logits = self.t.scale(self.t.elementwise_function("tanh", self.t.scale(logits, "div")))
+        return logits
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus the losses of multi-token prediction."""

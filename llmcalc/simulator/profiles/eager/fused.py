@@ -411,7 +411,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         parameters = [tensor for tensor in (weight, bias) if tensor is not None]
         loss_sum = aten.new_tensor((), FLOAT32)
         chunk_sizes = _chunk_sizes(token_count, self.choices.loss_chunk or TRL_ROWS)
-        for chunk_rows in [*chunk_sizes[: MOST_CHUNKS - 1], chunk_sizes[-1]][: len(chunk_sizes)]:
+        for chunk_rows in chunk_sizes[: MOST_CHUNKS - 1] + chunk_sizes[MOST_CHUNKS - 1 :][-1:]:
             run_chunk = partial(self._loss_of_float_logits, aten.slice(labels, chunk_rows, 0))
             chunk_tensors = [aten.slice(hidden, chunk_rows, 0), *parameters]
             loss_sum = aten.add(loss_sum, checkpoint(self.graph, run_chunk, chunk_tensors))
@@ -426,10 +426,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         logits = aten.product(aten.to(x, FLOAT32), aten.transpose(aten.to(weight, FLOAT32), 0, 1))
         for bias in biases:
             logits = aten.add(logits, aten.to(bias, FLOAT32))
-        if self.choices.scales_logits:
-            logits = aten.scale(logits)
-        if self.choices.caps_logits:
-            logits = aten.scale(aten.elementwise_function("tanh", aten.scale(logits, "div")))
+        logits = self.scale_and_cap(logits)
         log_probabilities = aten.log_softmax(aten.to(logits, FLOAT32))  # under autocast a cast
         loss = aten.nll_loss(log_probabilities, labels)
         is_counted = aten.compare(labels)

@@ -80,9 +80,9 @@ class LoraKernels(FakeQuantizationKernels):
             rank = adapters.rank * matrix_count
             lora_a = self.adapter_matrix(f"{operation.name}.lora_A.weight", (rank * experts, column_count))
             lora_b = self.adapter_matrix(f"{operation.name}.lora_B.weight", (row_count, rank * experts))
-            low_rank_rows = aten.unflatten(lora_a, 0, (experts, rank))
-            low_rank_columns = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
-            return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (low_rank_columns, low_rank_rows)))
+            lora_a_of_experts = aten.unflatten(lora_a, 0, (experts, rank))
+            lora_b_of_experts = aten.permute(aten.unflatten(lora_b, 1, (rank, experts)), (2, 0, 1))
+            return aten.baddbmm(weight, *(aten.to(x, weight.dtype) for x in (lora_b_of_experts, lora_a_of_experts)))
         if adapters is None or not adapters.quantized_experts or adapters.base_storage == "none":
             return super().expert_weight(operation, shape)
         if adapters.base_storage == "int8":

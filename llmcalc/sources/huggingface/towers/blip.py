@@ -28,7 +28,10 @@ def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> 
     )
     resampler = qformer(root_config.section("qformer_config", QFORMER), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
-    return {"vision_model": encoder, "projector": projector(hidden_size, linear_layer, resampler=resampler)}
+    return {
+        "vision_model": encoder,
+        "projector": projector(hidden_size, linear_layer, resampler=resampler, reads_class_embedding=True),
+    }
 
 
 VISION: Table = {

@@ -18,7 +18,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     """Kernels of DeltaNet, gated DeltaNet and Kimi delta attention."""
 
     def takes_float32_weights(self, module_steps: ModuleSteps) -> bool:
-        """Whether a gated DeltaNet layer runs as in transformers.
+        """Whether weights stay in float32 under autocast: those of a gated DeltaNet that runs as in transformers.
 
         Autocast casts the projections. The kernel of the convolution takes filters in another format than its input
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.

@@ -19,9 +19,10 @@ def _read_dbrx(config: Config) -> Table:
     mixer = {"num_attention_heads": heads, "num_key_value_heads": attn.integer("kv_n_heads"), "position": rope(attn)}
     config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
     expert = {"intermediate_size": ffn.integer("ffn_hidden_size"), "hidden_act": ACTIVATIONS[activation], "gated": True}
-    expert_counts = ffn.integer("moe_num_experts"), ffn.integer("moe_top_k"), expert
-    block = layer_table(mixer, moe(*expert_counts, expert_loop=True, sliced_experts=True), norm)
-    return decoder(config, block, norm)
+    experts = moe(
+        ffn.integer("moe_num_experts"), ffn.integer("moe_top_k"), expert, expert_loop=True, sliced_experts=True
+    )
+    return decoder(config, layer_table(mixer, experts, norm), norm)
 
 
 FFN: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}

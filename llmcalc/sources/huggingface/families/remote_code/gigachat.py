@@ -66,7 +66,8 @@ def _norm(config: Config) -> Table:
         "LlamaRMSNorm": rmsnorm(eps),
         "RMSNorm": rmsnorm(eps),
     }
-    return norms_by_type[config.choice({norm_type: norm_type for norm_type in norms_by_type}, "norm_type")]
+    norm: Table = config.choice(norms_by_type, "norm_type")
+    return norm
 
 
 def _mixer_kinds(config: Config, depth: int) -> list[str]:
