@@ -297,22 +297,22 @@ def test_mlcs_config_is_that_of_its_model() -> None:
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ["model.q_proj", "down_proj"], "use_dora": True}
             | {"modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 4}},
-            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora; .* its rank_pattern$",
+            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora; .* state rank_pattern of this adapter",
         ),
         ({"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}, "--lora-rank 8 --lora-targets all-linear$"),
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ".*(q|k)_proj$"},
-            r"with --lora-rank 8; --lora-targets .*do not state its '\.\*\(q\|k\)_proj\$' of target_modules$",
+            r"with --lora-rank 8; --lora-targets .*do not state '\.\*\(q\|k\)_proj\$' in target_modules of",
         ),
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj", "o|v"], "layers_to_transform": [0, 1]}
             | {"exclude_modules": ["lm_head"], "modules_to_save": ["classifier"]},
-            "--lora-targets q_proj; .* its exclude_modules, layers_to_transform, 'o.v' of target_modules, "
-            "'classifier' of modules_to_save$",
+            "--lora-targets q_proj; .* state exclude_modules, layers_to_transform, 'o.v' in target_modules, "
+            "'classifier' in modules_to_save of this adapter",
         ),
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ["model.layers.3.self_attn.q_proj"]},
-            "--lora-targets q_proj; .* its 'model.layers.3.self_attn.q_proj' of target_modules$",
+            "--lora-targets q_proj; .* state 'model.layers.3.self_attn.q_proj' in target_modules of",
         ),
         ({"peft_type": None, "r": 8}, "peft_type: null in an adapter's config; expected the kind of adapter"),
         ({"peft_type": "VERA", "r": 256}, "of PEFT's adapters llmcalc memory counts the training of LoRA alone"),
