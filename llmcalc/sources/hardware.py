@@ -271,7 +271,7 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         r"([0-9]{1,6}(?:[.,][0-9]{1,6})?)\s*(?:gi?b?|gigs?|gigabytes?)?", typed_name.strip(), re.I
     ):
         size = size_match[1].replace(",", ".")
-        raise InputError(f"--hardware: {typed_name}: no memory size that is read; expected {size}GB or {size}GiB")
+        raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {size}GB or {size}GiB")
     if count_match := SEVERAL.fullmatch(typed_name.strip()):
         count_before_name, hardware_name, count_after_name = count_match.group("before", "name", "after")
         if (count_before_name or count_after_name) and (

@@ -388,7 +388,7 @@ def test_what_is_neither_a_size_nor_a_name_is_told_both_forms(asked):
 
 
 def test_a_memory_size_without_a_unit_names_both_units() -> None:
-    with pytest.raises(InputError, match="24: no memory size that is read; expected 24GB or 24GiB"):
+    with pytest.raises(InputError, match="24: not understood as a memory size; expected 24GB or 24GiB"):
         find_hardware("24")
 
 

@@ -297,8 +297,8 @@ def test_mlcs_config_is_that_of_its_model() -> None:
         (
             {"peft_type": "LORA", "r": 8, "target_modules": ["model.q_proj", "down_proj"], "use_dora": True}
             | {"modules_to_save": ["lm_head"], "rank_pattern": {"q_proj": 4}},
-            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora; .* state rank_pattern of "
-            "this adapter",
+            "--lora-rank 8 --lora-targets down_proj,q_proj --modules-to-save lm_head --use-dora; .* state "
+            "rank_pattern of this adapter",
         ),
         ({"peft_type": "LORA", "r": 8, "target_modules": "all-linear"}, "--lora-rank 8 --lora-targets all-linear$"),
         (
