@@ -43,7 +43,7 @@ export const DECLARED = {
   bitsandbytes: {"option": "--bitsandbytes", "kind": "text"},
   attn_implementation: {"option": "--attn-implementation", "kind": "word", "words": ["eager", "sdpa", "sdpa-math", "flash"]},
   norm: {"option": "--norm", "kind": "word", "words": ["eager", "fused", "liger"]},
-  cross_entropy: {"option": "--cross-entropy", "kind": "word", "words": ["eager", "fused", "native", "chunked", "split", "flash", "flash-in-place", "selective", "selective-chunked"]},
+  cross_entropy: {"option": "--cross-entropy", "kind": "word", "words": ["eager", "fused", "native", "chunked", "split", "recomputed", "flash", "flash-in-place", "selective", "selective-chunked"]},
   loss_chunk: {"option": "--loss-chunk", "kind": "number", "least": 1, "most": 1099511627776},
   logits_to_keep: {"option": "--logits-to-keep", "kind": "number", "least": 1, "most": 1099511627776},
   divide_logits: {"option": "--divide-logits", "kind": "flag"},
