@@ -1,6 +1,6 @@
 """Costs of a model: parameters, FLOPs, cache, trained tensors and quantised weights.
 
-Each cost is a sum over the places of the model's tree.
+Each cost is a sum over the positions of the model's tree.
 
 A cost may be changed or added without reading other costs, and without knowing where a model came from; the
 arithmetic of one op is in `ops`.

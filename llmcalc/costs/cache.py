@@ -107,7 +107,7 @@ class CacheSize:
         )
 
     def _cache_positions(self) -> list[NodePosition]:
-        """Yields the places of all operations with a cache."""
+        """Returns the positions of all operations with a cache."""
         cached_bits = cache_bits_of(self.dtype)
         return [
             node_position

@@ -3,8 +3,8 @@
 A node's path equals the path of a module in the PyTorch reference, so that the two can be compared node by node.
 Identical layers are one node with a `repeat`; totals are recomputed by walking the tree and never stored.
 
-Nodes are data. A node's cost depends on its place: the repeats of its ancestors, and their roles. So costs are computed
-from a `NodePosition`, and every walk goes from place to place.
+Nodes are data. A node's cost depends on its position: the repeats of its ancestors, and their roles. So costs are
+computed from a `NodePosition`, and every walk goes from position to position.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Node:
         return NodePosition(self, None, self.repeat, self.kind, frozenset({self.role}), run_config, self.optional)
 
     def walk(self, run_config: RunConfig | None = None) -> Iterator[NodePosition]:
-        """Yields the places of this node, as the root, and of every node below, parents first."""
+        """Yields the positions of this node, as the root, and of every node below, parents first."""
         return self.root_position(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
@@ -129,7 +129,7 @@ class NodePosition:
     """A node at its position in the model, with the repeats and roles of its ancestors and a run config.
 
     node: the node.
-    parent: the place of its parent; None for the root.
+    parent: the position of its parent; None for the root.
     copies: the number of copies in the model: its own repeat times those of all ancestors.
     kind: the component it is counted under.
     roles: its own role and those of its ancestors.
@@ -153,7 +153,7 @@ class NodePosition:
         return f"{self.parent.path}.{self.node.path_segment}" if self.parent.path else self.node.path_segment
 
     def child_position(self, node: Node) -> NodePosition:
-        """Returns the place of a child of this node."""
+        """Returns the position of a child of this node."""
         return NodePosition(
             node,
             self,
@@ -165,11 +165,11 @@ class NodePosition:
         )
 
     def children(self) -> Iterator[NodePosition]:
-        """Returns the places of this node's children."""
+        """Returns the positions of this node's children."""
         return map(self.child_position, self.node.children)
 
     def walk(self) -> Iterator[NodePosition]:
-        """Yields this place and every place below, parents first."""
+        """Yields this position and every position below, parents first."""
         yield self
         for child_node in self.children():
             yield from child_node.walk()

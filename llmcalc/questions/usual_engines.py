@@ -10,7 +10,7 @@ from typing import Any
 from ..accelerator import Hardware, MemoryFit
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.engines.engine import Engine, EngineMemory
+from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
@@ -29,9 +29,6 @@ from ..units import DTYPE_BITS
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
-
-NEWEST = (10**9,)
-"""A version above all others, which has the newest software stack."""
 
 
 def usual_scheme_of(memory: Memory, engine_name: str) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from ..costs.quantization.gguf import GGUFMix
 from ..costs.quantization.mlx import MLXScheme
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.engines.engine import NEWEST
 from ..frameworks.engines.registry import USUAL_ENGINE, engine
 from ..parallel.layout import ONE_DEVICE, Layout
 from .run_time import TimeSettings, time_inference
@@ -41,8 +42,9 @@ def usual_stack(hardware: Hardware, model_memory: Memory | None = None) -> str:
     has_both_stacks = (
         model_memory is not None and model_memory.spec.encoder is not None and model_memory.spec.decoder is not None
     )
-    usual_engine_stack = engine(USUAL_ENGINE).plugin_stacks.get(hardware.vendor, USUAL_ENGINE)
-    return TRANSFORMERS_STACK if has_both_stacks else usual_engine_stack
+    if has_both_stacks:
+        return TRANSFORMERS_STACK
+    return engine(USUAL_ENGINE).software_stack(NEWEST, hardware.vendor)
 
 
 def runs_llama_cpp(hardware: Hardware) -> bool:

@@ -268,9 +268,9 @@ class Formulas:
         """Returns the sum of the cost terms for one repeat of the node."""
         cost_sum: Any = 0
         for cost_term in cost_terms:
-            places_in_preorder = self._nodes_in_preorder(root_node, cost_term.run_config)
+            tree_positions = self._nodes_in_preorder(root_node, cost_term.run_config)
             for walk_index in node.walk_indices:
-                cost_sum = add(cost_sum, places_in_preorder[walk_index].cost_per_repeat(cost_term.cost, self.include))
+                cost_sum = add(cost_sum, tree_positions[walk_index].cost_per_repeat(cost_term.cost, self.include))
         return cost_sum
 
     def _nodes_in_preorder(self, root_node: Node, run_config: RunConfig | None) -> list[NodePosition]:
@@ -506,16 +506,16 @@ def _expand_if_shorter(expression: Any) -> Any:
 
 
 def _build_node(
-    numeric_place: NodePosition,
+    numeric_position: NodePosition,
     symbolic_node: Node,
     path_names: Steps,
     positions: Iterator[int],
     formula_source: str = "",
 ) -> FormulaNode:
     """Builds a formula node and its children. positions: yields each node's position in a walk of the tree."""
-    node, walk_index = numeric_place.node, next(positions)
+    node, walk_index = numeric_position.node, next(positions)
     if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
-        raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")
+        raise ArithmeticError(f"{numeric_position.path}: the tree in symbols is not the tree in numbers")
     formula_source = node.source or formula_source
     children_nodes = tuple(
         _build_node(
@@ -525,16 +525,16 @@ def _build_node(
             positions,
             formula_source,
         )
-        for numeric_child, symbolic_child in zip(numeric_place.children(), symbolic_node.children, strict=True)
+        for numeric_child, symbolic_child in zip(numeric_position.children(), symbolic_node.children, strict=True)
     )
     return FormulaNode(
         path_names,
-        numeric_place.path,
+        numeric_position.path,
         (walk_index,),
         node,
         symbolic_node,
-        numeric_place.copies,
-        numeric_place.optional,
+        numeric_position.copies,
+        numeric_position.optional,
         formula_source,
         children_nodes,
     )

@@ -24,8 +24,8 @@ def test_every_list_of_arguments_is_read(path: Path) -> None:
         assert sorted(names.split()) == sorted({*names.split()})
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/idle_flags.toml")), ids=lambda path: path.parent.name)
-def test_idle_flags_are_listed_once_by_the_kind_of_their_value(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/memory_neutral_flags.toml")), ids=lambda path: path.parent.name)
+def test_memory_neutral_flags_are_listed_once_by_the_kind_of_their_value(path: Path) -> None:
     texts = tomllib.loads(path.read_text())
     assert {*texts} <= {*get_args(FlagKind)}
     names = " ".join(texts.values()).replace("|", " ").split()

@@ -136,7 +136,7 @@ def _reference_class() -> type[nn.Module]:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        def _retained(self, forget_logits: Tensor) -> Tensor:
+        def _forget_gate(self, forget_logits: Tensor) -> Tensor:
             """Returns the share of the state that each channel retains, in fp32. Has the shape of the logits."""
             gate = forget_logits.float().sigmoid()
             if self.lower_bound is None:
@@ -146,7 +146,7 @@ def _reference_class() -> type[nn.Module]:
             return gate * (1 - lower_bound) + lower_bound
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
-            q, forget_gate, scan_input = F.silu(self.q_proj(x)), self._retained(self.f_proj(x)), self.i_proj(x)
+            q, forget_gate, scan_input = F.silu(self.q_proj(x)), self._forget_gate(self.f_proj(x)), self.i_proj(x)
             scan_output = self.core(
                 self._split_heads(q),
                 self._split_heads(1 - forget_gate),

@@ -128,7 +128,7 @@ def weight_tensors_of(
 
 
 def _weight_tensors_below_node(
-    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], only_first_layers: bool
+    node_position: NodePosition, node_tensor: WeightTensor, included_parts: frozenset[str], first_copies: bool
 ) -> Iterator[WeightTensor]:
     """Yields the tensors below a node of the model.
 
@@ -144,7 +144,7 @@ def _weight_tensors_below_node(
                 (child_path, times(node_tensor.copies, child_node.repeat), node_tensor.layer)
             ]
         else:
-            layer_indices = child_node.indices[:1] if only_first_layers else child_node.indices
+            layer_indices = child_node.indices[:1] if first_copies else child_node.indices
             tensor_copies = [(f"{child_path}.{i}", node_tensor.copies, i) for i in layer_indices]
         counted_op, parent_node = child_position.use, node_position.node
         tensors = () if counted_op is None else counted_op.tensors()
@@ -168,7 +168,7 @@ def _weight_tensors_below_node(
                 parent_node,
                 child_position.optional,
             )
-            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, only_first_layers)
+            yield from _weight_tensors_below_node(child_position, child_tensor, included_parts, first_copies)
 
 
 @frozen

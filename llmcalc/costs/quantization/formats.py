@@ -603,16 +603,16 @@ class VPTQ(LinearFormat):
         index_words = (
             self.codebooks * ceil_div(out_features, self.vector_length) * ceil_div(self.group_columns * index_bits, 32)
         )
-        codebook_numbers = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
+        codebook_elements = self.codebooks * (self.centroids + self.residual_centroids) * self.vector_length
         outlier_bytes: Number = 0
         if self.outliers is not None:
             outlier_columns, outlier_length, outlier_centroids = self.outliers
-            codebook_numbers += outlier_centroids * outlier_length
+            codebook_elements += outlier_centroids * outlier_length
             outlier_bytes = 2 * ceil_div(out_features, outlier_length) * outlier_columns
         return StoredBytes(
             index_words * INT32 + outlier_bytes,
             2 * in_features * model_element_bytes if self.has_norm else 0,
-            other=codebook_numbers * model_element_bytes + (2 * in_features if self.has_permutation else 0),
+            other=codebook_elements * model_element_bytes + (2 * in_features if self.has_permutation else 0),
         )
 
     def describe(self) -> str:

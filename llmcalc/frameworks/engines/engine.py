@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ...sources.preset import Preset
     from .flags import Flag
 
+NEWEST = (10**9,)
+"""A version above all others, which has the newest software stack."""
+
 TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
 

@@ -183,8 +183,8 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 
 
 def memory_neutral_flags_of(engine_file: str) -> list[Flag]:
-    """Returns the flags in `idle_flags.toml`, which has a text for each type of value, in an engine file's folder."""
-    flags_by_kind = tomllib.loads(Path(engine_file).with_name("idle_flags.toml").read_text())
+    """Returns the flags of `memory_neutral_flags.toml` beside an engine's file: a text for each type of value."""
+    flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
     return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
 
 

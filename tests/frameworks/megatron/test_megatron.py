@@ -407,10 +407,10 @@ def test_models_that_megatron_does_not_run_so_are_refused(name: str, layout: Lay
 
 def test_norms_with_a_gate_are_refused_before_anything_runs() -> None:
     config = SHAPES["GigaChat35ForCausalLM"][0] | {"moe_intermediate_size": 16}
-    one = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))
+    run_memory = memory(llmcalc.load(config).model, Settings(phase="training", seq=64))
     with pytest.raises(InputError, match=r"gate \(gate_rank\) are not modelled with --framework megatron; expected"):
-        check(one, "")
-    assert framework_named("fsdp2").estimate(one).bytes_per_parameter
+        check(run_memory, "")
+    assert framework_named("fsdp2").estimate(run_memory).bytes_per_parameter
 
 
 @pytest.mark.parametrize(
