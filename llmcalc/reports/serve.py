@@ -9,7 +9,7 @@ from .. import units
 from ..costs.context_length import learned_positions
 from ..frameworks.engines.start_command import start_command
 from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
-from ..studies.server import LatencyLimits, LoadPoint, Server
+from ..studies.server import LoadPoint, Server
 from ..studies.serving import ServeStudy, StudiedServers
 from ..timing.disaggregation import DisaggregatedServer
 from ..timing.speculation import Speculation
@@ -20,10 +20,9 @@ from .summary import model_data
 from .time_estimate import duration_text, exchange_notes, range_unit, test_errors_text, unknown_link_notes
 
 NOT_COUNTED = (
-    "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
-    "uneven stages", "failures",
+    "routing between replicas", "requests of uneven length", "uneven routing of experts", "uneven stages", "failures",
 )  # fmt: skip
-"""What no estimate of a server counts."""
+"""What no estimate of a server counts. Of requests that arrive at a rate it counts no bursts either."""
 
 
 def money_text(money_amount: float) -> str:
@@ -177,9 +176,7 @@ def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
 
 def _subtitle_text(serve_study: ServeStudy) -> str:
     latency_limits = serve_study.limits
-    ttft_text = "likely TTFT of a burst" if latency_limits.rate is None else "likely TTFT of spread arrivals"
-    if serve_study.trace is not None:
-        ttft_text = "TTFT of nine of ten"
+    ttft_text = "likely TTFT" if serve_study.trace is None else "TTFT of nine of ten"
     limit_texts = [f"{ttft_text} ≤ {duration_text(latency_limits.ttft)}"] if latency_limits.ttft is not None else []
     limit_texts += [f"likely TPOT ≤ {duration_text(latency_limits.tpot)}"] if latency_limits.tpot is not None else []
     cached_tokens = serve_study.requests.cached_tokens
@@ -344,31 +341,49 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {plural(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        notes.append(f"likely {duration_text(float(chosen_server.point.tpot.estimate))} a token")
+        ttft, tpot = (float(getattr(chosen_server.point, name).estimate) for name in ("ttft", "tpot"))
+        notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
+        notes += _arrival_notes(serve_study, server, chosen_server.point)
         if not servers.traces and serve_study.limits.are_at_risk(chosen_server.point.ttft):
-            notes.insert(0, _at_risk_text(serve_study.limits, chosen_server.point))
+            notes.insert(0, _at_risk_text(server, chosen_server.point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if serve_study.price is None else []
-    notes += ["arrivals are evenly spread; bursts wait longer"] if serve_study.limits.rate is not None else []
     if serve_study.trace is not None:
         notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
     notes += [] if shown_point is None else [f"TTFT: {test_errors_text(shown_point.ttft, serve_study.stack.title)}"]
     notes += [serve_study.version.note] if serve_study.version.note else []
     if list(serve_study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
-    return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+    return [*notes, f"not counted: {', '.join(_uncounted_effects(serve_study))}"]
 
 
-def _at_risk_text(limits: LatencyLimits, load_point: LoadPoint) -> str:
+def _uncounted_effects(serve_study: ServeStudy) -> list[str]:
+    return [*([] if serve_study.limits.rate is None else ["bursts of arrivals"]), *NOT_COUNTED]
+
+
+def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoint) -> list[str]:
+    """Returns a note on how the requests arrive, with the likely latencies of spread arrivals where they do not."""
+    if serve_study.limits.rate is not None:
+        return ["arrivals are evenly spread; bursts wait longer"]
+    if not server.arrives_in_waves or load_point.load.concurrency <= 1:
+        return []
+    spread_load = load_point.spread_load
+    return [
+        "equal requests end and start together, as those of `vllm bench serve --max-concurrency` do; of uneven ones, "
+        f"which start apart, the first token likely takes {duration_text(spread_load.ttft)} and each further one "
+        f"{duration_text(spread_load.tpot)}"
+    ]
+
+
+def _at_risk_text(server: Server, load_point: LoadPoint) -> str:
     """Writes the likely time to the first token that the limit was compared with, and the end of its range."""
-    is_burst = limits.rate is None
-    arrival_text = "where all requests arrive at once" if is_burst else "where arrivals are spread"
+    arrival_text = "where all requests arrive at once" if server.arrives_in_waves else "where arrivals are spread"
     return (
         f"{AT_RISK}: {arrival_text} the first token likely comes within "
-        f"{duration_text(limits.compared_ttft(load_point.load))}, and its range ends at "
+        f"{duration_text(load_point.load.ttft)}, and its range ends at "
         f"{duration_text(float(load_point.ttft.high))}; of measured servers at risk "
-        f"{AT_RISK_IN_BURST if is_burst else AT_RISK_IF_SPREAD} kept the limit"
+        f"{AT_RISK_IN_BURST if server.arrives_in_waves else AT_RISK_IF_SPREAD} kept the limit"
     )
 
 
@@ -495,7 +510,7 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "class": {
             name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
         },
-        "not_counted": list(NOT_COUNTED),
+        "not_counted": _uncounted_effects(serve_study),
     }
 
 
@@ -551,5 +566,7 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "replicas": server.replicas,
         "disaggregated": _group_data(server),
         "command": _start_command(serve_study, server),
+        "arrives_in_waves": server.arrives_in_waves,
+        "spread": {name: round_to_digits(getattr(chosen_server.point.spread_load, name)) for name in ("ttft", "tpot")},
         **point_data(chosen_server.point),
     }

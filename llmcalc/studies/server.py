@@ -44,17 +44,9 @@ class LatencyLimits:
         """Returns the reason why the latencies of a replica exceed the limits; empty if within the limits."""
         if self.tpot is not None and load_latencies.tpot > self.tpot:
             return "TPOT above --tpot"
-        if self.ttft is not None and self.compared_ttft(load_latencies) > self.ttft:
+        if self.ttft is not None and load_latencies.ttft > self.ttft:
             return "TTFT above --ttft"
         return ""
-
-    def compared_ttft(self, load_latencies: LoadLatencies) -> float:
-        """Returns the likely seconds to the first token that `ttft` limits.
-
-        They are those of requests that all arrive at once, as those of a benchmark and of a burst of users do;
-        at a rate, which says how requests arrive, those of spread arrivals.
-        """
-        return load_latencies.ttft_of_burst if self.rate is None else load_latencies.ttft
 
     def are_at_risk(self, ttft: TimeRange) -> bool:
         """Whether the range of the time to the first token ends above its limit."""
@@ -85,7 +77,9 @@ class LayoutSizes:
 
 @frozen
 class LoadPoint:
-    """A server at one concurrency. load: load of one replica. ttft, tpot, end_to_end: seconds with ranges.
+    """A server at one concurrency. ttft, tpot, end_to_end: seconds with ranges.
+
+    load: load of one replica, as its requests arrive. spread_load: the same requests where arrivals are spread.
 
     concurrency: requests in all replicas; of a rate of arrivals their mean number, which may be less than one.
     cost_per_million: money of a million output tokens; None without a price.
@@ -94,6 +88,7 @@ class LoadPoint:
     concurrency: float
     devices: int
     load: LoadLatencies
+    spread_load: LoadLatencies
     replicas: int
     ttft: TimeRange
     tpot: TimeRange
@@ -126,6 +121,8 @@ class Server:
     replicas: number of copies. price: money of a device and hour; None if not given.
     flags: the engine's flags that start a replica.
     group: the replicas for prompts and those that decode, of which there are `replicas` groups; None if each does both.
+    has_equal_requests: whether a fixed number of equal requests is in the server at any time; default false, for a rate
+        of arrivals and for a trace.
     """
 
     sizes: LayoutSizes
@@ -138,14 +135,30 @@ class Server:
     replicas: int = 1
     price: float | None = None
     group: DisaggregatedServer | None = None
+    has_equal_requests: bool = False
 
     @property
     def devices(self) -> int:
         return self.sizes.devices * self.replicas * (1 if self.group is None else self.group.replicas)
 
+    @property
+    def arrives_in_waves(self) -> bool:
+        """Whether requests end together, so that the next ones arrive at once.
+
+        Equal requests at a fixed concurrency do, as those of `vllm bench serve --max-concurrency`
+        (tests/data/timing/CAUSES.md). Replicas for prompts compute them one by one, so that their requests end apart.
+        """
+        return self.has_equal_requests and self.group is None
+
     def latencies(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies of one replica, or of one group of replicas, at a concurrency."""
+        return self._as_requests_arrive(self._spread_latencies(concurrency))
+
+    def _spread_latencies(self, concurrency: float) -> LoadLatencies:
         return (self.replica if self.group is None else self.group).latencies(concurrency)
+
+    def _as_requests_arrive(self, spread_load: LoadLatencies) -> LoadLatencies:
+        return spread_load.in_waves if self.arrives_in_waves else spread_load
 
     @property
     def kv_tokens(self) -> int:
@@ -168,7 +181,7 @@ class Server:
     def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the server at a concurrency, divided evenly over the replicas."""
         requests_of_replica = concurrency / self.replicas
-        replica_load = replace(self.latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
+        replica_load = replace(self._spread_latencies(max(1.0, requests_of_replica)), concurrency=requests_of_replica)
         return self._point_of_load(concurrency, replica_load)
 
     def point_at_rate(self, request_rate: float) -> LoadPoint | None:
@@ -195,14 +208,16 @@ class Server:
         replica_load = replace(replica_load, concurrency=rate_of_replica * replica_load.end_to_end_seconds)
         return self._point_of_load(replica_load.concurrency * self.replicas, replica_load)
 
-    def _point_of_load(self, concurrency: float, load: LoadLatencies) -> LoadPoint:
-        """Returns the point of a concurrency with the load of one replica."""
+    def _point_of_load(self, concurrency: float, spread_load: LoadLatencies) -> LoadPoint:
+        """Returns the point of a concurrency with the load of one replica, of which arrivals are spread."""
+        load = self._as_requests_arrive(spread_load)
         rate = self.replicas * load.output_tokens_per_second
         cost_per_million = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
-        return LoadPoint(concurrency, self.devices, load, self.replicas, *self._latency_ranges(load), cost_per_million)
+        ttft, tpot = self._ttft_range(spread_load), self.time_range(load.tpot, "decode")
+        return LoadPoint(concurrency, self.devices, load, spread_load, self.replicas, ttft, tpot, cost_per_million)
 
-    def _latency_ranges(self, load: LoadLatencies) -> tuple[TimeRange, TimeRange]:
-        """Returns the ranges of a load's TTFT and TPOT.
+    def _ttft_range(self, load: LoadLatencies) -> TimeRange:
+        """Returns the range of a load's TTFT, from that of spread arrivals to that of a burst.
 
         A first token beside other requests takes as long as a request alone at least, although other measured rows
         give the ends of its range.
@@ -210,7 +225,7 @@ class Server:
         ttft = self.time_range(load.ttft, "prefill", load.ttft_of_burst if load.concurrency > 1 else None)
         if load.concurrency > 1:
             ttft = replace(ttft, low=max(ttft.low, min(self._lowest_ttft, ttft.estimate)))
-        return ttft, self.time_range(load.tpot, "decode")
+        return replace(ttft, estimate=self._as_requests_arrive(load).ttft)
 
     @cached_property
     def _lowest_ttft(self) -> Number:

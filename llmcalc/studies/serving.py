@@ -345,7 +345,15 @@ class ServeStudy:
         most_requests = max(1, rank_requests) * layout_sizes.dp
         engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
         return Server(
-            layout_sizes, quantize, kv_dtype, replica, model_memory, most_requests, engine_flags, price=self.price
+            layout_sizes,
+            quantize,
+            kv_dtype,
+            replica,
+            model_memory,
+            most_requests,
+            engine_flags,
+            price=self.price,
+            has_equal_requests=self.limits.rate is None and self.trace is None,
         )
 
     def _divided_server(self, server: Server) -> Server:

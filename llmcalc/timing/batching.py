@@ -15,7 +15,7 @@ A request that follows another one's end arrives when the next step has begun, a
 at any time waits for half of a step. An engine whose scheduler works beside the device has planned the step after that
 too (`TimeStack.steps_ahead`). The stages of a pipeline start a batch in turn, of which the next one takes the prompt.
 
-Where all requests arrive at once, W is half of the other prompts, in steps that are full of them, or of those of a step
+Where all requests arrive at once (`LoadLatencies.in_waves`), W is half of the other prompts, in steps that are full of them, or of those of a step
 that takes several: equal requests of a benchmark stay together from answer to answer, because steps with prompts are so
 much longer than others. Their round has e of such a step throughout, which is less than that of spread prompts.
 
@@ -110,9 +110,9 @@ class LoadLatencies:
         return self.ttft + (self.output_tokens - 1) * self.tpot
 
     @property
-    def end_to_end_seconds_of_burst(self) -> float:
-        """The seconds of a request from arrival to last token where all requests arrive at once."""
-        return self.ttft_of_burst + (self.output_tokens - 1) * self.tpot_of_burst
+    def in_waves(self) -> LoadLatencies:
+        """The same requests where all of them arrive at once, and the next ones when they end."""
+        return replace(self, ttft=self.ttft_of_burst, tpot=self.tpot_of_burst)
 
     @property
     def requests_per_second(self) -> float:

@@ -516,7 +516,7 @@ def load_of(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
 def load_as_arrived(row: Row, factors: CalibrationFactors = UNCHANGED) -> LoadLatencies:
     """The load of a row, with the latencies of a burst where its requests arrive in bursts."""
     load = load_of(row, factors)
-    return replace(load, ttft=load.ttft_of_burst, tpot=load.tpot_of_burst) if row.arrives_in_bursts else load
+    return load.in_waves if row.arrives_in_bursts else load
 
 
 def _key(row: Row, factors: CalibrationFactors) -> tuple[Any, ...]:
