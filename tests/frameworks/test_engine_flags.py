@@ -168,12 +168,12 @@ def test_the_option_of_drafts_names_the_flag_of_the_engine(engine: str, flag: st
 @pytest.mark.parametrize(
     ("engine", "name", "expected"),
     [
-        ("vllm", "all2all_backend", "one of naive, pplx"),
-        ("vllm", "VLLM_ALL2ALL_BACKEND", "one of naive, pplx"),
+        ("vllm", "all2all_backend", "one of naive, allgather_reducescatter"),
+        ("vllm", "VLLM_ALL2ALL_BACKEND", "one of naive, allgather_reducescatter"),
         ("sglang", "moe_a2a_backend", "one of none, deepep, mooncake"),
     ],
 )
-def test_buffers_of_libraries_are_refused_by_flag_and_by_variable(engine: str, name: str, expected: str) -> None:
+def test_other_libraries_are_refused_by_flag_and_by_variable(engine: str, name: str, expected: str) -> None:
     library = "deepep" if engine == "vllm" else "megamoe"
     backend: dict[str, Any] = {name: library}
     with pytest.raises(InputError, match=f"'{library}': is not modelled; expected {expected}"):

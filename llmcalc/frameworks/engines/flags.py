@@ -36,6 +36,13 @@ VALUE_KINDS = ("tokens", "number", "numbers", "share", "ratio", "gib", "table", 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+AMOUNT_NAME = re.compile(r"-offload-gb$")
+"""Names of flags whose value 0 leaves a feature unused."""
+
+RANK_COUNT_NAME = re.compile(r"-(?:cp|dcp|dp|dwdp|parallel)-size$|^-pcp$")
+"""Names of flags whose value 1 leaves a feature unused."""
+
+
 class Flag(NamedTuple):
     """A command-line flag of a serving engine.
 
@@ -73,6 +80,8 @@ class Flag(NamedTuple):
         """Returns the flag's value from text. Raises `InputError` with the flag's name."""
         flag_name = self.names[0]
         if self.refusal_reason:
+            if self._is_turned_off(flag_value):
+                return flag_value
             raise InputError(f"{flag_name}: {self.refusal_reason}")
         try:
             str(flag_value)
@@ -102,6 +111,15 @@ class Flag(NamedTuple):
                 f"{suggest(value_text, list(self.words))}"
             )
         return value_text.lower() if self.kind == "word" else value_text
+
+    def _is_turned_off(self, flag_value: Any) -> bool:
+        """Whether a value leaves a feature unused: a switch that is off, no offloaded or redundant part, one rank."""
+        value_text = str(flag_value).strip().lower()[:10]
+        if self.kind == "switch":
+            return value_text == "false"
+        is_amount = AMOUNT_NAME.search(self.names[0]) is not None
+        is_rank_count = RANK_COUNT_NAME.search(self.names[0]) is not None
+        return (is_amount and value_text in ("0", "0.0")) or (is_rank_count and value_text == "1")
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a table with the values of `key_kinds` read. Raises `InputError`, which names flag and key."""

@@ -29,15 +29,24 @@ class AttentionRank(EngineRank):
     divides_head: bool = True
 
     @cached_property
+    def network(self) -> EngineRank:
+        """The rank with the layout of its feed-forward networks."""
+        return EngineRank(
+            self.preset,
+            self.network_layout,
+            self.network_rank,
+            self.quantize,
+            self.dtype,
+            self.with_towers,
+            self.with_mtp,
+        ).shared()
+
+    @cached_property
     def weight_bytes(self) -> int:
         """The bytes of the rank's weights. Raises `ImpossibleLayout` for MXFP4 experts."""
         if self.scheme == "mxfp4":
             raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
-        layout, rank_number = self.network_layout, self.network_rank
-        network_rank = EngineRank(
-            self.preset, layout, rank_number, self.quantize, self.dtype, self.with_towers, self.with_mtp
-        ).shared()
-        network_bytes = network_rank.weights_by_component
+        network_bytes = self.network.weights_by_component
         network_components = COMPONENTS_ON_ALL_RANKS | ({"lm_head"} if self.divides_head else frozenset())
         return sum(
             (network_bytes if component_name in network_components else self.weights_by_component)[component_name]

@@ -21,6 +21,7 @@ from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, MemoryTerm
 from ..engines.rank import EngineRank, ReserveExceedsMemory, architectures, compressed_layers, mixers
+from ..engines.redundant_experts import redundant_expert_bytes
 from ..engines.server import EngineServer
 from ..engines.versions import MeasuredCudaContext
 from .adapters import adapter_bytes
@@ -460,12 +461,20 @@ class SGLangServer(EngineServer):
             + self.copied_projection_bytes(rank)
             + draft_bytes
             + self.draft_vocabulary_bytes(rank)
+            + self.redundant_expert_bytes(rank)
             - host_expert_bytes
             + rope_table_bytes
             + adapter_slot_bytes
             + unused_segment_bytes(rank)
             + (loaded_scale_bytes(rank) if self.rules.keeps_loader_scales and self.uses_marlin_experts else 0)
         )
+
+    def redundant_expert_bytes(self, rank: EngineRank) -> int:
+        """Returns the bytes of a rank's copies of experts (`--ep-num-redundant-experts`)."""
+        copy_count = int(self.flags.get("ep_num_redundant_experts", 0))
+        rank_count = self.tp if self.sends_tokens else int(self.flags.get("ep_size", 1))
+        network_rank = rank.network if isinstance(rank, AttentionRank) else rank
+        return redundant_expert_bytes(network_rank, copy_count, rank_count, "--ep-num-redundant-experts")
 
     def copied_projection_bytes(self, rank: EngineRank) -> int:
         """Returns the bytes of the copies of MLA's up-projections; 0 for classes that free the up-projections."""
@@ -591,7 +600,8 @@ class SGLangServer(EngineServer):
             raise rank.no_cache_error("sglang")
         has_full_attention = any(cache.window is None for cache in token_caches)
         full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
-        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers else 0
+        has_own_width = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
+        draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers and not has_own_width else 0
         token_bytes = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
@@ -601,6 +611,11 @@ class SGLangServer(EngineServer):
             )
             for cache in token_caches
         )
+        if has_own_width and self.draft is not None:
+            token_bytes += sum(
+                self.draft.token_bytes(cache, Fraction(self.cached_element_bytes)) * cache.layers
+                for cache in self.draft.token_caches
+            )
         return max(0, int(available_bytes // token_bytes))
 
 

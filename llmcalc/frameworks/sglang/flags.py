@@ -68,11 +68,15 @@ FLAGS = (
     Flag(("--moe-a2a-backend",), "word", ("none", *EXCHANGES)),
     Flag(("--moe-runner-backend",)),
     Flag(
-        ("--speculative-algorithm", "--speculative-algo"), "word", ("eagle", "eagle3", "nextn", "standalone", "ngram")
+        ("--speculative-algorithm", "--speculative-algo"),
+        "word",
+        ("eagle", "eagle3", "nextn", "standalone", "ngram", "dflash", "dspark"),
     ),
     Flag(("--speculative-draft-model-path", "--speculative-draft-model", "--speculative-draft")),
     Flag(("--speculative-num-steps",), "number", maximum=1000),
     Flag(("--speculative-num-draft-tokens",), "number", maximum=1000),
+    Flag(("--speculative-dflash-block-size",), "number", maximum=1000),
+    Flag(("--speculative-dspark-block-size",), "number", maximum=1000),
     *memory_neutral_flags(
         """
         --speculative-eagle-topk --speculative-attention-mode --speculative-draft-attention-backend
@@ -109,14 +113,14 @@ FLAGS = (
         --cpu-offload-gb --offload-group-size --offload-num-in-group --offload-prefetch-step --offload-mode
         """,
     ),
-    *refused_flags(
-        "the load balancing of experts",
-        "--ep-num-redundant-experts",
-        switch_names="--enable-eplb --enable-elastic-expert-backup",
-    ),
+    Flag(("--ep-num-redundant-experts",), "number", minimum=0, maximum=10**5),
+    Flag(("--enable-eplb",), "switch", is_memory_neutral=True),  # experts are exchanged in place
+    *refused_flags("the load balancing of experts", switch_names="--enable-elastic-expert-backup"),
     Flag(("--enable-ep-moe",), "switch"),
     Flag(("--enable-deepep-moe",), "switch"),
-    *refused_flags("dual batches", switch_names="--enable-two-batch-overlap --enable-pdmux"),
+    # two halves of a batch run beside each other; the cache is sized before any runs (`_profile_available_bytes`)
+    Flag(("--enable-two-batch-overlap",), "switch", is_memory_neutral=True),
+    *refused_flags("dual batches", switch_names="--enable-pdmux"),
     *refused_flags(
         "context parallelism",
         "--attention-context-parallel-size --attn-cp-size",

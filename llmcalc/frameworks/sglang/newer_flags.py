@@ -10,8 +10,7 @@ REFUSED = """
     --speculative-draft-window-size --speculative-draft-sink-size --uno-lora-path --shared-experts-tp-size
     --dsv4-attn-backend --swa-prefix-tails --weight-cache-mode --cp-strategy --attn-dp-size --c128-page-size
     --max-ep-size --elastic-ep-initial-size --ep-join-mode --ep-join-rank-offset --elastic-ep-scale-timeout
-    --decoupled-spec-role --disaggregation-decode-extra-slots --speculative-dflash-block-size
-    --speculative-dspark-block-size
+    --decoupled-spec-role --disaggregation-decode-extra-slots
     """
 """Flags with a value that change memory and are not modelled."""
 

@@ -2,7 +2,8 @@
 
 To 0.5.13 the default fraction reserves memory for the draft, which is loaded after the cache is sized. From 0.5.14 on
 its weights are loaded before, and a token of the cache has the draft's layers too, each as wide as one of the target's
-(model_executor/pool_configurator.py).
+(model_executor/pool_configurator.py). A draft that proposes a block of tokens in one pass (DFlash, DSpark) has a cache
+of its own width from 0.5.18 on (sglang pull 34234), and neither embedding nor head (models/dflash.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from ..engines.draft_models import read_draft
 ALGORITHMS_WITHOUT_WEIGHTS = ("ngram",)
 """Algorithms that draft without a model."""
 
+BLOCK_ALGORITHMS = {"dflash": 16, "dspark": 8}
+"""Algorithms whose draft proposes a block of tokens in one pass → the tokens that a request verifies by default.
+
+They are those of a config without a block size (arg_groups/speculative_hook.py, `_handle_dflash`), and of DSpark those
+of blocks of 7.
+"""
+
 DEFAULT_REQUESTS_WITH_DRAFTS = 48
 """Most requests that run at once where tokens are drafted, unless `--max-running-requests` says another number."""
 
@@ -29,11 +37,13 @@ class Speculation(NamedTuple):
 
     tokens: drafted tokens that a request verifies at once; 0 without drafts.
     with_mtp: whether the model's own modules draft. draft: the draft model; None without one, or if it is not counted.
+    drafts_a_block: whether the draft proposes all tokens in one pass.
     """
 
     tokens: int = 0
     with_mtp: bool = False
     draft: Preset | None = None
+    drafts_a_block: bool = False
 
 
 NO_DRAFTS = Speculation()
@@ -52,9 +62,17 @@ def speculation_of(
     if draft_algorithm is None:
         return NO_DRAFTS
     tokens = _verified_tokens(flags, str(draft_algorithm), architectures)
+    if draft_algorithm in BLOCK_ALGORITHMS:
+        _check_block_draft(flags, str(draft_algorithm), is_counted)
     if draft_algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
         return Speculation(tokens)
     draft_path = flags.get("speculative_draft_model_path")
+    drafts_a_block = draft_algorithm in BLOCK_ALGORITHMS
+    if drafts_a_block and draft_path is None:
+        raise InputError(
+            f"--speculative-algorithm {draft_algorithm}: a draft within the target's checkpoint is not modelled; "
+            f"expected {FLAG} too"
+        )
     if draft_path is None:
         if preset.model.mtp is None:
             raise InputError(
@@ -63,21 +81,44 @@ def speculation_of(
             )
         return Speculation(tokens, with_mtp=True)
     draft_model = read_draft(draft_path, f"{FLAG}:", "a folder or a hub id")
-    if draft_algorithm != "standalone" and states_reader_of(draft_model.model) is None:
-        if preset.model.mtp is None:
+    states_reader = states_reader_of(draft_model.model)
+    if draft_algorithm != "standalone" and states_reader is None:
+        if drafts_a_block or preset.model.mtp is None:
             raise InputError(
                 f"{FLAG}: {draft_model.name} reads no hidden states of its target; expected --speculative-algorithm "
                 "standalone"
             )
         return Speculation(tokens, with_mtp=True)  # the path of the target itself, whose modules draft
+    if states_reader is not None and drafts_a_block is not (states_reader.start == "embedding"):
+        expected_algorithm = "eagle3" if drafts_a_block else " or ".join(BLOCK_ALGORITHMS)
+        raise InputError(
+            f"--speculative-algorithm {draft_algorithm}: {draft_model.name} is another kind of draft; expected "
+            f"{expected_algorithm}"
+        )
     check_draft(preset.model, draft_model.model, preset.name, f"{FLAG}: {draft_model.name}")
-    return Speculation(tokens, draft=draft_model)
+    return Speculation(tokens, draft=draft_model, drafts_a_block=drafts_a_block)
+
+
+def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counted: bool) -> None:
+    """Raises `InputError` for versions and layouts whose drafts of blocks are not modelled."""
+    if not is_counted:
+        raise InputError(f"--speculative-algorithm {draft_algorithm}: is modelled from SGLang 0.5.14 on")
+    for layout_flag in ("--enable-dp-attention", "--pp-size"):
+        layout_value = flags.get(layout_flag[2:].replace("-", "_"))
+        if layout_value not in (None, False, 1):
+            raise InputError(
+                f"{layout_flag}: with --speculative-algorithm {draft_algorithm} is not modelled; remove one of them"
+            )
 
 
 def _verified_tokens(flags: Mapping[str, Any], draft_algorithm: str, architectures: tuple[str, ...]) -> int:
     """Returns the tokens that a request verifies at once (`auto_choose_speculative_params`)."""
     if "speculative_num_draft_tokens" in flags:
         return int(flags["speculative_num_draft_tokens"])
+    if draft_algorithm in BLOCK_ALGORITHMS:
+        block_tokens = flags.get(f"speculative_{draft_algorithm}_block_size")
+        bonus_tokens = 1 if draft_algorithm == "dspark" else 0
+        return BLOCK_ALGORITHMS[draft_algorithm] if block_tokens is None else int(block_tokens) + bonus_tokens
     if draft_algorithm == "ngram":
         return 12
     if "speculative_num_steps" in flags:
@@ -92,7 +133,7 @@ def draft_vocabulary_tables(speculation: Speculation, preset: Preset) -> tuple[s
     `alloc_memory_pool` and `init_lm_head`).
     """
     if speculation.draft is not None:
-        return speculation.draft.model.from_target
+        return () if speculation.drafts_a_block else speculation.draft.model.from_target
     if not speculation.with_mtp:
         return ()
     return ("embed_tokens",) if preset.model.tie_word_embeddings else ("embed_tokens", "lm_head")

@@ -27,6 +27,7 @@ class SGLangRules(VersionRules):
     divided_pools: whether windowed layers and states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
     counts_drafts: whether a draft's weights and cache are taken from the cache's memory.
+    sizes_block_drafts: whether a draft that proposes a block has a cache of its own width, and not of the target's.
     exchange_mib, exchange_prompt_mib: MiB that are reserved for DeepEP's buffers beside graphs of decoding steps, and
         for graphs of prompts with breaks.
     cache_scheme_of_checkpoint: whether a checkpoint's scheme for caches is used by default.
@@ -54,6 +55,7 @@ class SGLangRules(VersionRules):
     cache_scheme_of_checkpoint: bool = False
     draft_reserve_gib: float = 2
     counts_drafts: bool = False
+    sizes_block_drafts: bool = False
     exchange_mib: int = 0
     exchange_prompt_mib: int = 0
     aiter_share: float = 1

@@ -41,6 +41,7 @@ from .encoder_run import (
     input_limit,
     patch_of_long_videos,
 )
+from .expert_exchange import balancing_bytes, exchange_buffer_bytes
 from .flashinfer_sampler import SAMPLER_VARIABLE
 from .fused_projections import layer_embedding_bytes, unused_projection_bytes
 from .kv_blocks import BlockPool, block_pool
@@ -292,7 +293,7 @@ class VLLMServer(VLLMSettings):
         )
         graph_bytes = self.logged_or_computed_bytes("cuda_graphs", self.cuda_graph_bytes(rank))
         outside_bytes = self.logged_or_computed_bytes(
-            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank)
+            "non_torch", memory_outside_torch.mib * MIB + self.penalty_bytes(rank) + self.exchange_bytes
         )
         budget = math.ceil(self.utilization * self.total_memory)
         weight_bytes = self.stored_weights_bytes(rank)
@@ -300,6 +301,7 @@ class VLLMServer(VLLMSettings):
             draft_table_bytes = self.draft.rope_table_elements(VIDEO_FACTOR) * self.element_bytes
             weight_bytes += self.draft.weight_bytes + draft_table_bytes + self.unsplit_bytes(self.draft)
         weight_bytes += adapter_bytes(rank, self.flags, self.element_bytes, self.version_numbers)
+        weight_bytes += balancing_bytes(rank, self.flags, self.tp * self.dp)
         weight_bytes = self.logged_or_computed_bytes("weights", weight_bytes)
         profile_run_bytes = self.logged_or_computed_bytes("profile_run", profile_run.peak_bytes(rank, version_rules))
         subtracted_bytes = (
@@ -353,9 +355,22 @@ class VLLMServer(VLLMSettings):
         return penalty_bytes(self.max_num_seqs, rank.vocab_size)
 
     @property
+    def exchange_bytes(self) -> int:
+        """The bytes of the buffers with which a library sends tokens to experts."""
+        return exchange_buffer_bytes(
+            self.preset.model,
+            self.flags,
+            self.dp,
+            self.tp * self.dp,
+            self.max_num_batched_tokens,
+            self.version_numbers,
+        )
+
+    @property
     def _non_torch_origin(self) -> str:
         includes_penalty_counts = bool(self.penalty_bytes(self.rank_of_stage(0)))
-        return "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
+        origin = "context, NCCL and libraries" + (", counts for penalties" if includes_penalty_counts else "")
+        return origin + (", buffers of --all2all-backend" if self.exchange_bytes else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
         weight_scheme = rank.weights_origin + (", converted at load" if self.converts_weights else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..engines.flags import AUTO_WORDS, Flag, memory_neutral_flags_of, refused_flags
 from .cache_formats import FP8_WORDS, PACKED_FORMATS, SCALED_LATENTS
+from .expert_exchange import ALL2ALL_BACKENDS
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", *FP8_WORDS, SCALED_LATENTS, *PACKED_FORMATS)
 POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
@@ -81,10 +82,9 @@ FLAGS = (
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
     Flag(("--optimization-level",), "word", ("2", "3"), is_memory_neutral=True),
-    *(
-        Flag((name,), "word", ("naive", "pplx", "allgather_reducescatter"), is_memory_neutral=True)
-        for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")
-    ),
+    *(Flag((name,), "word", ALL2ALL_BACKENDS) for name in ("--all2all-backend", "VLLM_ALL2ALL_BACKEND")),
+    Flag(("VLLM_DEEPEP_BUFFER_SIZE_MB",), "number", minimum=0, maximum=10**6),
+    Flag(("VLLM_MOE_DP_CHUNK_SIZE",), "number", maximum=10**6),
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_memory_neutral=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", minimum=0, maximum=1),
     Flag(("VLLM_ALLOW_LONG_MAX_MODEL_LEN",), "number", minimum=0, maximum=1),
@@ -124,10 +124,11 @@ FLAGS = (
     ),
     Flag(("--decode-context-parallel-size", "-dcp"), "number", maximum=1024),
     *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size -pcp"),
+    Flag(("--enable-eplb",), "switch"),
+    Flag(("--eplb-config",), "table", key_kinds=(("num_redundant_experts", "number"), ("window_size", "number"))),
+    Flag(("--num-redundant-experts",), "number", minimum=0, maximum=10**5),
     *refused_flags(
-        "the load balancing of experts",
-        "--eplb-config --num-redundant-experts --elastic-ep-max-dp-size",
-        switch_names="--enable-eplb --enable-elastic-ep",
+        "another number of ranks while it runs", "--elastic-ep-max-dp-size", switch_names="--enable-elastic-ep"
     ),
     *refused_flags(
         "dual batches",

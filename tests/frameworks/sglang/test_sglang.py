@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from llmcalc.sources.hardware import find_hardware
 from tests.samples import in_one_test
 
 GIB = 2**30
+
+DATA = Path(__file__).parents[2] / "data"
 
 SHOWN = 81559 / 1024
 """The memory of an H100 as nvidia-smi shows it, in GiB."""
@@ -118,6 +121,41 @@ def test_drafts_are_counted_from_0_5_14_on() -> None:
     # 16 of the draft's layers beside 32
     assert drafted.kv_tokens == drafted.bytes_of("kv_cache") // (48 * 8 * 128 * 2 * 2)
     assert drafted.bytes_of("weights") - alone.bytes_of("weights") == pytest.approx(2.3 * GIB, rel=0.03)
+
+
+def draft_at(folder: Path, name: str) -> str:
+    """Writes the published config of a draft to a file and returns its path."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads((DATA / "drafts.json").read_text())[name]["config"]))
+    return str(path)
+
+
+def test_drafts_of_a_block_have_a_cache_of_their_own_width(tmp_path: Path) -> None:
+    """sglang pull 34234 (0.5.18) adds the draft's heads; before, each of its layers counted as one of the target's.
+
+    github.com/sgl-project/sglang/pull/40665: 450,060 tokens beside DFlash 2 on an H200, of 27.5 and 8.6 GiB.
+    """
+    flags = {"mem_fraction_static": 0.8, "max_running_requests": 8, "speculative_num_draft_tokens": 8}
+    drafted = memory(
+        "qwen3.8-27b",
+        "h200",
+        **flags,
+        speculative_algorithm="DFLASH",
+        speculative_draft_model_path=draft_at(tmp_path, "qwen3.6-27b-dflash2"),
+    )
+    assert drafted.kv_tokens == pytest.approx(450_060, rel=0.01)
+    path = draft_at(tmp_path, "qwen3-8b-dflash")  # five layers with 8 heads of 128, no embedding and no head
+    spec = {"speculative_algorithm": "dflash", "speculative_draft_model_path": path}
+    plain, older, newer = (
+        memory("qwen3-8b", version=version, tp_size=2, mem_fraction_static=0.8, **chosen)
+        for version, chosen in (("0.5.18", {}), ("0.5.17", spec), ("0.5.18", spec))
+    )
+    token = 4 * 128 * 2 * 2
+    assert newer.kv_tokens == newer.bytes_of("kv_cache") // ((36 + 5) * token)
+    assert older.kv_tokens == older.bytes_of("kv_cache") // ((36 + 5) * token)  # as wide as the target's
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288  # each rank has half of it, and fc and a table whole
+    added = 2 * (5 * layer // 2 + 5 * 4096 * 4096) + 4 * 40960 * 128
+    assert newer.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +373,15 @@ def test_tokens_of_a_log() -> None:
             "counts no modules of multi-token prediction of this model; expected --speculative-draft-model",
         ),
         ({"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "/no/draft"}, "cannot be read"),
+        ({"speculative_algorithm": "dspark"}, "a draft within the target's checkpoint is not modelled"),
+        (
+            {"speculative_algorithm": "dflash", "speculative_draft_model_path": "x/y", "version": "0.5.12"},
+            "is modelled from SGLang 0.5.14 on",
+        ),
+        (
+            {"speculative_algorithm": "dflash", "speculative_draft_model_path": "x/y", "pp_size": 2},
+            "--pp-size: with --speculative-algorithm dflash is not modelled",
+        ),
         (
             {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "llama3.2-1b"},
             "reads no hidden states of its target; expected --speculative-algorithm standalone",
@@ -561,3 +608,18 @@ def test_a_server_of_embeddings_has_the_memory_of_the_class_that_generates() -> 
     headless = memory("qwen3-embedding-8b", is_embedding=True)
     assert any(f"allocates {151665 * 4096 * 2 / GIB:.2f} GiB more for its output head" in n for n in headless.notes)
     assert not any("output head" in note for note in memory("qwen3-embedding-4b", is_embedding=True).notes)  # tied
+
+
+def test_copies_of_experts_are_divided_as_the_experts_are() -> None:
+    """`--ep-num-redundant-experts` of 32 beside 256: 18 experts a rank in place of 16."""
+    flags: dict[str, Any] = {
+        "target": "deepseek-v3", "hardware": "h200", "tp_size": 16, "dp_size": 16, "enable_dp_attention": True,
+        "moe_a2a_backend": "deepep", "mem_fraction_static": 0.85, "enable_two_batch_overlap": True, "attn_cp_size": 1,
+    }  # fmt: skip
+    plain, copied = (memory(**flags, ep_num_redundant_experts=count, enable_eplb=True) for count in (0, 32))
+    added = copied.bytes_of("weights") - plain.bytes_of("weights")
+    assert added == pytest.approx(58 * 2 * 3 * 7168 * 2048, rel=1e-3)
+    with pytest.raises(InputError, match="--ep-num-redundant-experts 30: 16 ranks do not divide 256"):
+        memory(**flags, ep_num_redundant_experts=30)
+    with pytest.raises(InputError, match="--attn-cp-size: context parallelism: not modelled"):
+        memory(**{**flags, "attn_cp_size": 2})

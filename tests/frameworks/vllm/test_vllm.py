@@ -16,6 +16,7 @@ from llmcalc.frameworks.engines.layouts import layouts_of
 from llmcalc.frameworks.engines.rank import EngineRank
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.frameworks.vllm.compressed_blocks import compressed_pool
+from llmcalc.frameworks.vllm.expert_exchange import low_latency_bytes
 from llmcalc.frameworks.vllm.kv_blocks import block_pool
 from llmcalc.frameworks.vllm.sparse_workspace import sparse_workspace
 from llmcalc.frameworks.vllm.versions import vllm_record
@@ -1078,3 +1079,59 @@ def test_rests_of_segments_count_as_weights(
     """torch splits off a rest of a segment of more than 1 MiB (c10/cuda/CUDACachingAllocator.cpp, `should_split`)."""
     memory = answer_of(target, hardware=hardware, engine=f"vllm=={version}", max_model_len=4096, **flags)
     assert memory.bytes_of("weights") / 2**30 == pytest.approx(weights_gib, rel=0.001)
+
+
+def test_buffers_of_deepep_and_copies_of_experts() -> None:
+    """github.com/vllm-project/vllm/issues/57894: 384 experts of DeepSeek-V4.1-Flash and 64 copies on 16 ranks take
+    35.55 GiB for 2,048 tokens, 31.94 for 1,840 and 26.66 for 1,536; DeepEP has at most 32.
+    """
+    for tokens, gib in ((2048, 35.55), (1856, 32.21), (1840, 31.94), (1536, 26.66)):
+        assert low_latency_bytes(tokens, 5120, 448) / 2**30 == pytest.approx(gib, abs=0.005)
+    wide: dict[str, Any] = {"dp": 16, "enable_expert_parallel": True, "max_model_len": 4096}
+    flags = {**wide, "max_num_batched_tokens": 1024, "max_num_seqs": 256}
+    plain, low, high = (
+        llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm==0.33.0", **flags, **backend).result
+        for backend in (
+            {},
+            {"all2all_backend": "deepep_low_latency"},
+            {"all2all_backend": "deepep_high_throughput"},
+        )
+    )
+    buffers = low_latency_bytes(1024, 7168, 256)
+    heap = -(-buffers // 2**29) * 2**29
+    assert low.bytes_of("non_torch") - plain.bytes_of("non_torch") == heap + 2**30
+    assert high.bytes_of("non_torch") - plain.bytes_of("non_torch") == 2 * 2**30  # within the node and beyond it
+    with pytest.raises(InputError, match=r"--max-num-batched-tokens 8,192: the buffers .* at most 2,304"):
+        llmcalc.memory(
+            "deepseek-v3", hardware="h200", engine="vllm==0.33.0", all2all_backend="deepep_low_latency", **wide
+        )
+    older = {"engine": "vllm==0.11.0", "all2all_backend": "deepep_low_latency"}  # which sends 256 tokens at once
+    assert llmcalc.memory("deepseek-v3", hardware="h200", **older, **wide).ok
+    with pytest.raises(InputError, match="--all2all-backend mori: its buffers are not modelled"):
+        llmcalc.memory("deepseek-v3", hardware="mi355x", engine="vllm", all2all_backend="mori", **wide)
+    # one rank of attention exchanges no tokens, whatever the backend (`use_all2all_kernels`)
+    whole = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True).result
+    same = llmcalc.memory(
+        "deepseek-v3", hardware="h200", engine="vllm", tp=8, enable_expert_parallel=True, all2all_backend="nixl_ep"
+    ).result
+    assert whole.kv_tokens == same.kv_tokens
+    balanced = llmcalc.memory(
+        "deepseek-v3",
+        hardware="h200",
+        engine="vllm==0.33.0",
+        enable_eplb=True,
+        eplb_config={"num_redundant_experts": "32", "window_size": "1000"},
+        **flags,
+    ).result
+    layer = 18 * 3 * 7168 * 2048  # 18 experts of 288 in 8 bits, and scales of blocks of 128 x 128 in 32
+    added = 58 * layer // 9 + layer + 4 * 1000 * 58 * 288
+    assert balanced.bytes_of("weights") - plain.bytes_of("weights") == pytest.approx(added, rel=1e-3)
+    with pytest.raises(InputError, match="num_redundant_experts 30: 16 ranks do not divide 256"):
+        llmcalc.memory(
+            "deepseek-v3",
+            hardware="h200",
+            engine="vllm",
+            enable_eplb=True,
+            eplb_config={"num_redundant_experts": 30},
+            **wide,
+        )
