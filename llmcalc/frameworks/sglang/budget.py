@@ -28,7 +28,7 @@ from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .compressed_pools import compressed_tokens
 from .cuda_graphs import decode_graphs_mib, exchange_buffers_mib, prompt_graphs_mib
-from .flags import SCHEMES
+from .flags import SCHEMES, graph_config_flags
 from .host_experts import host_expert_notes, host_experts_bytes
 from .recurrent_states import RankLoad, StatePool, state_pool
 from .speculation import (
@@ -123,6 +123,9 @@ class SGLangServer(EngineServer):
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
+        if "cuda_graph_config" in self.flags:
+            graph_flags = graph_config_flags(self.flags["cuda_graph_config"])
+            object.__setattr__(self, "flags", {**self.flags, **graph_flags})
         super().__post_init__()
         if self.has_divided_attention and self.tp % self.dp:
             raise InputError(

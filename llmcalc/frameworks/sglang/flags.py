@@ -6,6 +6,10 @@ They are those of python/sglang/srt/server_args.py, `ServerArgs.add_cli_args`, i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, shown
 from ..engines.flags import Flag, memory_neutral_flags, memory_neutral_flags_of, refused_flags
 from .newer_flags import NEWER_FLAGS
 
@@ -17,6 +21,19 @@ QUANTIZATION_WORDS = (
     "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors", "auto-round", "quark",
     "nvfp4", "mxfp8", "none",
 )  # fmt: skip
+
+GRAPH_CONFIG = "--cuda-graph-config"
+"""The flag whose JSON has the settings of graphs, `{"decode": {"max_bs": 8}, "prefill": {"backend": "disabled"}}`."""
+
+GRAPH_SETTINGS = {
+    ("decode", "backend"): "--cuda-graph-backend-decode", ("decode", "max_bs"): "--cuda-graph-max-bs",
+    ("decode", "bs"): "--cuda-graph-bs", ("prefill", "backend"): "--cuda-graph-backend-prefill",
+    ("prefill", "max_bs"): "--piecewise-cuda-graph-max-tokens", ("prefill", "bs"): "--piecewise-cuda-graph-tokens",
+}  # fmt: skip
+"""Phase and key of that JSON → the flag of the same setting."""
+
+NEUTRAL_GRAPH_SETTINGS = ("tc_compiler",)
+"""Keys of that JSON that change no memory."""
 
 GRAPH_BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
 """How graphs are captured."""
@@ -43,7 +60,7 @@ FLAGS = (
     Flag(("--disable-cuda-graph", "--disable-decode-cuda-graph"), "switch"),
     Flag(("--cuda-graph-backend-decode",), "word", GRAPH_BACKENDS),
     Flag(("--cuda-graph-backend-prefill",), "word", GRAPH_BACKENDS),
-    Flag(("--cuda-graph-config",), refusal_reason="is not read; expected --cuda-graph-max-bs-decode and its like"),
+    Flag((GRAPH_CONFIG,), "table"),
     Flag(("--kv-cache-dtype",), "word", ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")),
     Flag(("--dtype",), "word", ("auto", "bfloat16", "half", "float16", "float", "float32")),
     Flag(("--page-size",), "number", maximum=4096),
@@ -160,6 +177,26 @@ FLAGS = (
     *memory_neutral_flags_of(__file__),
     *NEWER_FLAGS,
 )
+
+
+def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of `--cuda-graph-config` by the fields of their flags, which it overrides.
+
+    Raises `InputError` for other phases and keys.
+    """
+    flags_by_name = {name: flag for flag in FLAGS for name in flag.names}
+    flag_values: dict[str, Any] = {}
+    for phase, settings in graph_config.items():
+        for key, setting in (settings if isinstance(settings, Mapping) else {"": settings}).items():
+            flag_name = GRAPH_SETTINGS.get((phase, key))
+            if flag_name is not None and setting is not None:
+                flag_values[flags_by_name[flag_name].field_name] = flags_by_name[flag_name].read_value(setting)
+            elif flag_name is None and key not in NEUTRAL_GRAPH_SETTINGS:
+                raise InputError(
+                    f"{GRAPH_CONFIG}: {shown('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "
+                    f"expected {', '.join('.'.join(setting_path) for setting_path in GRAPH_SETTINGS)}"
+                )
+    return flag_values
 
 
 def flags() -> tuple[Flag, ...]:

@@ -623,3 +623,13 @@ def test_copies_of_experts_are_divided_as_the_experts_are() -> None:
         memory(**flags, ep_num_redundant_experts=30)
     with pytest.raises(InputError, match="--attn-cp-size: context parallelism: not modelled"):
         memory(**{**flags, "attn_cp_size": 2})
+
+
+def test_graphs_are_described_in_json_too() -> None:
+    """`--cuda-graph-config` overrides the flags of single settings, as in a command of index:58202978001."""
+    config = {"decode": {"backend": "full", "max_bs": 8, "bs": [1, 2, 4, 8]}, "prefill": {"backend": "disabled"}}
+    by_config = memory(cuda_graph_config=config, cuda_graph_bs=[256], tp=2)
+    by_flags = memory(cuda_graph_max_bs=8, cuda_graph_bs=[1, 2, 4, 8], cuda_graph_backend_prefill="disabled", tp=2)
+    assert by_config.kv_tokens == by_flags.kv_tokens != memory(tp=2).kv_tokens
+    with pytest.raises(InputError, match=r"--cuda-graph-config: 'decode\.padding' is not modelled; expected decode"):
+        memory(cuda_graph_config={"decode": {"padding": True}})
