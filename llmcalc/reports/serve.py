@@ -549,9 +549,7 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     """
     if server.group is not None or _exceeds_learned_positions(serve_study):
         return None
-    command = start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
-    has_exchange = bool(exchange_notes(serve_study.stack, server.replica.layout))
-    return f"{command} {serve_study.stack.exchange}" if command is not None and has_exchange else command
+    return start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
 
 
 def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:

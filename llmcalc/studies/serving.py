@@ -15,6 +15,7 @@ from typing import Any
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.argument_names import keyword_of
 from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.rank import MissingKernels, ReserveExceedsMemory, StageWithoutCache
 from ..frozen import frozen
@@ -304,6 +305,7 @@ class ServeStudy:
         engine, request_tokens = self.engine, self.requests.total_tokens
         used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
         used_flags |= self.engine_flags
+        used_flags |= {**exchange_flag(self.stack, layout), **self.engine_flags}
         used_flags |= {} if quantize is None else {"quantize": quantize}
         used_flags |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
@@ -446,6 +448,14 @@ def _cheapest_server_index(
     least_rate = max(load_point.per_device for _, load_point in candidates) * (1 - TIE)
     tied_servers = [(index, point) for index, point in candidates if point.per_device >= least_rate]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
+
+
+def exchange_flag(time_stack: TimeStack, layout: Layout) -> dict[str, str]:
+    """Returns the engine's flag of the library that sends tokens to experts; empty where all tokens are gathered."""
+    if not time_stack.exchange or time_stack.gathers_on(layout.dp, layout.ep):
+        return {}
+    flag_name, library_name = time_stack.exchange.split()
+    return {keyword_of(flag_name): library_name}
 
 
 class ReplicaDoesNotFit(Exception):

@@ -449,9 +449,12 @@ def test_more_layouts_are_tried_only_where_no_usual_one_fits() -> None:
 
 
 def test_a_reserve_without_rest_rules_a_searched_layout_out_and_names_the_option_of_a_stated_one() -> None:
-    """SGLang reserves 512 graphs · 4.5 MiB for each of 32 ranks with attention of their own: 72 GiB and more."""
+    """SGLang reserves 512 graphs · 4.5 MiB for each of 32 ranks with attention of their own: 72 GiB and more.
+
+    2 GiB of them are for DeepEP, and 1 for graphs of prompts beside it, which the start command has.
+    """
     words = {"input": 2000, "output": 100, "engine": "sglang"}
-    with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 90 GiB"):
+    with pytest.raises(InputError, match="--mem-fraction-static: of this layout SGLang's default reserves 93 GiB"):
         llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, **words)
     stated = llmcalc.serve("qwen3-30b-a3b", "h100", devices=32, dp=32, ep=32, mem_fraction_static=0.85, **words)
     (server,) = stated.result.servers
@@ -482,3 +485,13 @@ def test_devices_too_few_for_a_rate_have_a_note_on_the_most_requests(run: Any, l
     serve(run, *words, "--rate", f"{1.02 * float(rate_text):.4g}", code=1)
     unreachable = serve(run, *words[:9], "--rate", "1", "--tpot", "1ms", code=1)["notes"]
     assert not any(note.startswith("at most ") for note in unreachable)
+
+
+def test_the_start_command_of_many_expert_ranks_starts() -> None:
+    """DeepEP's low-latency buffers do not hold a step of 8,192 tokens of 256 experts; those of other kernels do."""
+    words: dict[str, Any] = {"input": 2000, "output": 100, "dp": 16, "ep": 16, "concurrency": 64}
+    server = llmcalc.serve("deepseek-v3", "h200", **words).result.servers[0]
+    assert server.flags["all2all_backend"] == "deepep_high_throughput"
+    plain = llmcalc.memory("deepseek-v3", hardware="h200", engine="vllm", dp=16, enable_expert_parallel=True,
+                           max_model_len=2100).result  # fmt: skip
+    assert server.memory.bytes_of("non_torch") - plain.bytes_of("non_torch") == 2 * 2**30

@@ -75,6 +75,11 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
                 "model; expected ngram, or a draft model"
             )
         return Speculation(draft_tokens, with_mtp=True)
+    if drafting_method in STATE_METHODS and model is None:
+        raise InputError(
+            f"{FLAG}: method {drafting_method}: a draft within the target's checkpoint is not modelled; "
+            'expected "model" too, {"method": "mtp"} or the run without the flag'
+        )
     if drafting_method not in ("draft_model", *STATE_METHODS) or not isinstance(model, str | Preset):
         raise InputError(
             f"{FLAG}: method {shown(drafting_method)}{'' if model is None else f' with {shown(model)}'} is not "
