@@ -605,7 +605,7 @@ class SGLangServer(EngineServer):
         full_layers = max((cache.layers for cache in token_caches if cache.window is None), default=0)
         has_own_width = self.speculation.drafts_a_block and self.rules.sizes_block_drafts
         draft_layer_count = draft_layers(self.speculation, self.preset) if full_layers and not has_own_width else 0
-        token_bytes = sum(
+        token_bytes: Fraction | int = sum(
             rank.token_bytes(cache, Fraction(self.cached_element_bytes), self.scales_latents)
             * (
                 cache.layers * Fraction(window_ratio)
