@@ -391,7 +391,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.shape("gpt2", rows=0), "--rows: 0 is too small"),
     (lambda: llmcalc.shape("gpt2", kv_ratio="x"), "gpt2: --kv-ratio: 'x' is not"),
     (lambda: llmcalc.budget("none.toml"), "none.toml: "),
-    (llmcalc.verify, "verify: expected TARGET... or --all"),
+    (llmcalc.verify, "missing argument TARGET; expected one or more, or --all"),
     (lambda: llmcalc.verify("gpt2", tp=2), "verify: options of layouts only apply to --distributed"),
     (lambda: llmcalc.check("none.safetensors", "gpt2"), "none.safetensors: "),
     (lambda: llmcalc.convert("gpt2", to="json"), "--to: 'json' is not known"),  # type: ignore[arg-type]

@@ -418,6 +418,7 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
             problem_text = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
             raise InputError(f"--set {override}: {problem_text}{suggestion}")
         suggestion = suggestion or suggest(field_name, sorted(all_field_names()))
+        suggestion = suggestion or " llmcalc convert TARGET prints the fields that it has"
         raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
