@@ -277,6 +277,10 @@ def _unknown_target(model_target: str) -> str:
             f"{0.9 * size:g}{unit} --max-params {1.1 * size:g}{unit} lists some), or llmcalc shape --params "
             f"{model_target} for shapes"
         )
+    if model_target in ("mtp", "ngram"):
+        return (
+            f"'{model_target}' drafts tokens without a model, for llmcalc serve --draft alone; expected a model's name"
+        )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"

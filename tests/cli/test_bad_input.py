@@ -361,6 +361,8 @@ USAGE = {
     "shape --params nan": "--params: 'nan'",
     "explain llama3-8b no_such_node": "no node 'no_such_node'",
     "verify": "missing argument TARGET; expected one or more, or --all",
+    "params gpt2 --format": "--format: expects a value (llmcalc params --help explains)",
+    "memory gpt2 --draft mtp": "'mtp' drafts tokens without a model, for llmcalc serve --draft alone; expected",
     "verify llama3-8b --all": "--all: verifies all presets; expected --all or TARGETs, not both",
     "memory gpt2 --engine vllm --hardware h100 --phase decode": "--phase: vLLM has no such flag; expected no --engine",
     "memory llama3-8b --engine vllm --hardware h100 --fsdp 8": "--fsdp: vLLM has no such flag; expected no --engine",
