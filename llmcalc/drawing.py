@@ -99,7 +99,7 @@ def _draw_shape(
 
 def _draw_aspect(
     *,
-    model_kind: str | None = None,
+    kind: str | None = None,
     attention: str | None = None,
     moe: bool | None = None,
     min_params: int | str | None = None,
@@ -107,9 +107,7 @@ def _draw_aspect(
     label: str | Sequence[str] = (),
 ) -> Figure:
     run_labels = [label] if isinstance(label, str) else list(label)
-    return pictures.aspect_ratio_picture(
-        model_filter_of(model_kind, attention, moe, min_params, max_params), run_labels
-    )
+    return pictures.aspect_ratio_picture(model_filter_of(kind, attention, moe, min_params, max_params), run_labels)
 
 
 def _draw_memory(

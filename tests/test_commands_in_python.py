@@ -17,6 +17,7 @@ import llmcalc
 from llmcalc.arguments import READING
 from llmcalc.cli.help import with_help_all_option
 from llmcalc.cli.main import COMMANDS, module_name
+from llmcalc.drawing import DRAWN
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
 from tests.contracts.test_imports import PACKAGE, modules
@@ -274,9 +275,12 @@ OF_THE_OUTPUT = {"format", "output", "output_file", "notes", "table", "junit", "
 """Options that the command line has alone; `convert` returns its text, and `plot` has an output."""
 
 
-def sort_options(command: str) -> set[str]:
-    """The long names of a command's options, as names of Python. typer has the first one as the option's default."""
-    module = import_module(f"llmcalc.cli.{module_name(command)}")
+def sort_options(module_of_command: str) -> set[str]:
+    """The long names of a command's options, as names of Python. typer has the first one as the option's default.
+
+    module_of_command: below `llmcalc.cli`.
+    """
+    module = import_module(f"llmcalc.cli.{module_of_command}")
     found = set()
     for parameter in inspect.signature(with_help_all_option(module.command)).parameters.values():
         for option in getattr(parameter.annotation, "__metadata__", ()):
@@ -300,7 +304,17 @@ def test_options_have_the_same_names(command: str) -> None:
     taken = set(function)
     if "options" in function:
         taken |= set(READING) | groups(**WITH_ANY.get(command, {}))
-    assert sort_options(command) - taken == set()
+    assert sort_options(module_name(command)) - taken == set()
+
+
+@in_one_test
+@pytest.mark.parametrize("picture", DRAWN)
+def test_options_of_pictures_have_the_same_names(picture: str) -> None:
+    function = inspect.signature(DRAWN[picture]).parameters
+    taken = set(function) | {"columns"}  # of the file
+    if "options" in function:
+        taken |= set(READING) | groups(run=picture == "memory")
+    assert sort_options(f"plot.{picture}") - taken == set()
 
 
 def groups(**which: bool) -> set[str]:
@@ -391,7 +405,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.shape("gpt2", rows=0), "--rows: 0 is too small"),
     (lambda: llmcalc.shape("gpt2", kv_ratio="x"), "gpt2: --kv-ratio: 'x' is not"),
     (lambda: llmcalc.budget("none.toml"), "none.toml: "),
-    (llmcalc.verify, "verify: expected TARGET... or --all"),
+    (llmcalc.verify, "missing argument TARGET; expected one or more, or --all"),
     (lambda: llmcalc.verify("gpt2", tp=2), "verify: options of layouts only apply to --distributed"),
     (lambda: llmcalc.check("none.safetensors", "gpt2"), "none.safetensors: "),
     (lambda: llmcalc.convert("gpt2", to="json"), "--to: 'json' is not known"),  # type: ignore[arg-type]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +25,8 @@ from llmcalc.sources import hub
 from llmcalc.workload.setting import declarations_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
+
+ROOT = Path(__file__).parent.parent
 
 if TYPE_CHECKING:
     from mcp import Client  # the tests import it, which takes a second, in the one process that runs them
@@ -96,6 +100,12 @@ def test_an_answer_is_the_commands_document(name: str, run: Any) -> None:
 
 def test_every_tool_is_called_above() -> None:
     assert {tool for tool, _, _ in CALLS.values()} == set(TOOLS)
+
+
+@pytest.mark.parametrize("page", ["docs/how-to/agents.md", "docs/zh/how-to/agents.md"])
+def test_the_pages_name_every_tool(page: str) -> None:
+    (line,) = [line for line in (ROOT / page).read_text().splitlines() if line.startswith(("Its tools", "工具有"))]
+    assert tuple(re.findall(r"`(\w+)`", line)) == TOOLS
 
 
 def test_the_process_speaks_the_protocol() -> None:

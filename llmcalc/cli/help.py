@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -82,7 +82,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Reads underscores in an option's name as hyphens.
 
-        Refuses an option name in the place of another option's value, which typer would accept.
+        Refuses an option without a value, also where the next option's name stands, which typer would accept.
         """
         valued_options = {
             option_name: not option.is_flag
@@ -91,13 +91,12 @@ class Command(TyperCommand):
             for option_name in (*option.opts, *option.secondary_opts)
         }
         args[:] = _with_hyphens_in_names(args, valued_options)
-        for argument, next_argument in pairwise(args):
+        for argument, next_argument in zip_longest(args, args[1:]):
             if argument == "--":
                 break
-            if valued_options.get(argument) and next_argument in valued_options:
-                raise InputError(
-                    f"{argument}: expects a value before {next_argument} ({ctx.command_path} --help explains)"
-                )
+            if valued_options.get(argument) and (next_argument is None or next_argument in valued_options):
+                place = "" if next_argument is None else f" before {next_argument}"
+                raise InputError(f"{argument}: expects a value{place} ({ctx.command_path} --help explains)")
         for option in self.get_params(ctx):
             if "--hardware" in option.opts and not getattr(option, "multiple", False):
                 accelerator_names = list(option_values("--hardware", args))

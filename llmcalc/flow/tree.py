@@ -276,7 +276,7 @@ def _cost_per_repeat(
 
 
 Cost: TypeAlias = Callable[[CountedOp], Number]
-"""A cost function of a primitive in its place: `cost(use)`."""
+"""A cost function of a primitive with the roles of its node: `cost(counted_op)`."""
 
 
 def cost_by_kind(

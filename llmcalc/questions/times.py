@@ -309,12 +309,16 @@ def _with_fewest_options(
 
 def _no_layout_error(layout_plan: LayoutPlan, run_question: RunQuestion, devices: int | None) -> InputError:
     """Returns the error for a training run without a layout that fits, or without a layout with a modelled time."""
+    from ..frameworks.registry import layout_of
     from ..parallel.search import BATCH
     from ..studies.plan import TOO_MUCH
     from .plans import untried_frameworks
 
     ranked_layouts = layout_plan.plan
     assert run_question.hardware is not None
+    if not ranked_layouts.tried_count:
+        layout_of(replace(run_question.layout, framework=layout_plan.framework.name))  # raises if it is impossible
+        return InputError(f"--devices {devices}: no layout of this number is possible; expected another number")
     if ranked_layouts.refusal_counts and TOO_MUCH not in ranked_layouts.refusal_counts:
         refusal_reason = max(ranked_layouts.refusal_counts, key=ranked_layouts.refusal_counts.__getitem__)
         if refusal_reason == BATCH:

@@ -92,8 +92,10 @@ class VerifyQuestion:
 
         has_targets: whether models are given.
         """
-        if self.everything == has_targets:
-            raise InputError("verify: expected TARGET... or --all")
+        if self.everything and has_targets:
+            raise InputError("--all: verifies all presets; expected --all or TARGETs, not both")
+        if not self.everything and not has_targets:
+            raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc verify --help explains)")
         if not self.distributed:
             if self.layout.has_options or self.num_microbatches is not None:
                 raise InputError("verify: options of layouts only apply to --distributed")

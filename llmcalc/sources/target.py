@@ -277,6 +277,10 @@ def _unknown_target(model_target: str) -> str:
             f"{0.9 * size:g}{unit} --max-params {1.1 * size:g}{unit} lists some), or llmcalc shape --params "
             f"{model_target} for shapes"
         )
+    if model_target in ("mtp", "ngram"):
+        return (
+            f"'{model_target}' drafts tokens without a model, for llmcalc serve --draft alone; expected a model's name"
+        )
     checkpoint_advice = _advice_on_checkpoint(model_target)
     if checkpoint_advice:
         return f"{model_target}: has no config{checkpoint_advice}"
@@ -418,6 +422,7 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
             problem_text = f"no part of this model has a field '{'.'.join(field_path)}'; expected a field of its parts."
             raise InputError(f"--set {override}: {problem_text}{suggestion}")
         suggestion = suggestion or suggest(field_name, sorted(all_field_names()))
+        suggestion = suggestion or " llmcalc convert TARGET prints the fields that it has"
         raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "

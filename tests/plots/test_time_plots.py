@@ -83,7 +83,9 @@ def test_bytes_of_a_product_are_its_weight_and_its_rows() -> None:
     weight, rows = 4096 * 14336, 4
     assert run.traffic()["layers.mlp.up_proj"].bytes == 32 * 2 * (weight + rows * (4096 + 14336))
     attention = 32 * 2 * rows * (2 * 8 * 128 * 1025 + 32 * 2 * 128)
-    assert run.traffic()["layers.self_attn.core"].bytes == pytest.approx(attention, rel=1e-3)
+    assert run.traffic()["layers.self_attn.core"].bytes == attention
+    prompt = llmcalc.time("llama3-8b", "h100", "prefill", seq=1024).result
+    assert prompt.traffic()["layers.self_attn.core"].bytes == 32 * 2 * 1024 * (2 * 32 + 2 * 8) * 128
 
 
 def test_a_roofline_has_a_pass_of_each_phase() -> None:

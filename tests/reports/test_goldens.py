@@ -12,7 +12,7 @@ import pytest
 
 from llmcalc.cli.main import COMMANDS
 from tests.samples import in_one_test
-from tests.test_readme import ROOT, printed, without_times
+from tests.test_readme import ROOT, printed_without_times
 
 GOLDENS = Path(__file__).parent / "goldens"
 
@@ -88,7 +88,7 @@ ALL = SCREENS | HELP
 def screen(name: str) -> str:
     """Returns the output of the golden's command in the root of the repository, without times."""
     with contextlib.chdir(ROOT):
-        return without_times(printed(f"llmcalc {ALL[name]}"))
+        return printed_without_times(f"llmcalc {ALL[name]}")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -194,6 +194,9 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--requests", "1M", "--input", "9", "--output", "9", "--zero", "1"), "--zero: does not change servers"
     ),
     "no power": (("--tokens", "1B", "--devices", "8", "--power", "0"), "--power: '0'; expected a number above 0"),
+    "devices that the typed sizes do not divide": (
+        ("--tokens", "1B", "--devices", "3", "--tp", "2"), "--devices 3: is not the product tp · cp · pp · dp; expected"
+    ),
     "no layout that fits": (
         ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"), "fits the memory of H100"
     ),

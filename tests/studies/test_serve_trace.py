@@ -12,6 +12,7 @@ import pytest
 import llmcalc
 from llmcalc.questions.traces import MOST_REQUESTS, read_trace
 from tests.bounds import bounded
+from tests.studies.test_draft import spec_of
 
 MODEL = ("llama3.1-8b", "--hardware", "h100")
 LOAD = (*MODEL, "--input", "2k", "--output", "512", "--concurrency", "16", "--tp", "1")
@@ -141,6 +142,22 @@ def test_a_draft_takes_time_and_memory(run: Any) -> None:
         assert entry["ttft"]["estimate"] > other["ttft"]["estimate"]
     more = serve(run, *words[:-1], "8", "--draft", "llama3.2-1b")["servers"][0]
     assert more["curve"][0]["tpot"]["estimate"] != model["curve"][0]["tpot"]["estimate"]
+
+
+def test_a_draft_model_runs_once_per_token_and_a_block_once() -> None:
+    """A draft model takes a token's time of that model alone per drafted token; DFlash drafts its block in one pass."""
+
+    def draft_seconds(target: str, draft: Any, draft_tokens: int) -> float:
+        load: dict[str, Any] = {"hardware": "h100", "tp": 1, "concurrency": 1, "input": 1024, "output": 64}
+        served = llmcalc.serve(target, **load, draft=draft, acceptance=0.7, draft_tokens=draft_tokens)
+        return served.result.servers[0].replica.batch_pass(1, 1024).seconds_by_part["draft"]
+
+    token_seconds = llmcalc.time("llama3.2-1b", "h100", "decode", seq=1024, users=1).result.seconds
+    for draft_tokens in (1, 3):
+        drafted_seconds = draft_seconds("llama3-8b", "llama3.2-1b", draft_tokens)
+        assert drafted_seconds == pytest.approx(draft_tokens * token_seconds, rel=0.01)
+    block = spec_of("qwen3-8b-dflash")
+    assert draft_seconds("qwen3-8b", block, 7) < 1.1 * draft_seconds("qwen3-8b", block, 1)
 
 
 def test_modules_of_multi_token_prediction_draft() -> None:

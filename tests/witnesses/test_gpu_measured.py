@@ -75,9 +75,8 @@ def test_requested_bytes_are_near(reference: list[Error]) -> None:
     Since then the reference's head of BERT gives up its input before the vocabulary, as its class does: 4 MiB less.
     """
     requested = [error for error in reference if error.quantity == "requested_bytes"]
-    assert share(requested, 0.0001) > 0.65
-    assert share(requested, 0.001) > 0.94
-    assert share(requested, 0.007) == 1
+    assert share(requested, 0.0001) > 0.75
+    assert share(requested, 0.001) == 1
 
 
 def test_requested_bytes_are_equal(reference_of_h100: list[Error]) -> None:

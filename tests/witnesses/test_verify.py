@@ -322,7 +322,7 @@ def test_a_published_difference_that_is_not_explained_fails() -> None:
         ),
         (["gpt2", "--device", "cpu", "--batch", "64", "--seq", "1000"], "expected a smaller --batch or --seq"),
         (["gpt2", "--against", "published", "--every-layer"], "--every-layer"),
-        ([], "expected TARGET... or --all"),
+        ([], "missing argument TARGET; expected one or more, or --all"),
     ],
 )
 def test_what_cannot_be_verified_says_so(run: Any, args: list[str], message: str) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
+from ...device_memory.settings import Settings
 from ...errors import InputError, shown, suggest
+from ...parallel.layout_request import LayoutRequest
 from ...sources.files import parse_json, require_shallow_nesting
 from ...units import exact_number, parse_length
+from ...workload.setting import declarations_of
 from ..argument_names import keyword_of
 
 FlagKind: TypeAlias = Literal[
@@ -345,12 +348,21 @@ def _check_refused_flags(flags_by_name: Mapping[str, Flag], arguments: Sequence[
 def _unknown_flag_error(
     engine_title: str, flag_name: str, suggestion: str, alternatives_by_flag: Mapping[str, str]
 ) -> InputError:
-    """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names."""
+    """Returns the error for an unknown flag, with the equivalent llmcalc option or the nearest flag names.
+
+    An option of runs without an engine, such as `--optimizer-dtype`, is named as such.
+    """
     if flag_name in alternatives_by_flag:
         return InputError(f"{flag_name}: {engine_title} has no such flag; expected {alternatives_by_flag[flag_name]}")
     if with_hyphens(flag_name) in NAMES_OF_HARDWARE:
         suggestion = " Did you mean --hardware?"
-    return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
+    if suggestion:
+        return InputError(f"{flag_name}: {engine_title} has no such flag.{suggestion}")
+    run_options = {*declarations_of(Settings), *declarations_of(LayoutRequest)}
+    fix_text = (
+        "expected no --engine, beside which it means nothing" if keyword_of(flag_name) in run_options else "remove it"
+    )
+    return InputError(f"{flag_name}: {engine_title} has no such flag; {fix_text}")
 
 
 def _is_memory_neutral_field(flags: Sequence[Flag], field_name: str) -> bool:

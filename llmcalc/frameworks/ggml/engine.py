@@ -18,12 +18,14 @@ def ggml_engine(
     server_factory: str = "create_server",
     engine_functions: tuple[str, str] = (__package__, "changes"),
     usual_scheme: tuple[str, str] | None = None,
+    devices_example: str = "--devices 2",
 ) -> Engine:
     """Returns the record of an engine based on ggml. engine_package: its folder, with flags and server.
 
     server_factory: the function or class in its file `server.py` that returns a server.
     engine_functions: package and file of the functions that take a server; by default those of llama.cpp.
     usual_scheme: as of `Engine`.
+    devices_example: how a user types that the layers are divided over two devices; in errors.
     """
     functions_folder, functions_file = engine_functions
     return Engine(
@@ -38,6 +40,9 @@ def ggml_engine(
         layouts=LazyFunction(functions_folder, f"{functions_file}:layouts"),
         serving_flags=LazyFunction(functions_folder, f"{functions_file}:serving_flags"),
         flags_by_option=flags_by_option,
+        alternatives_by_option=dict.fromkeys(
+            ("--tp", "--pp", "--devices"), f"{devices_example}, over which it divides the layers"
+        ),
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,
         shown_defaults=shown_defaults,

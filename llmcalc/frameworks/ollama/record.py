@@ -25,4 +25,5 @@ ENGINE = ggml_engine(
     server_factory="OllamaServer",
     engine_functions=(__package__, "server"),
     usual_scheme=(LIBRARY_SCHEME, LIBRARY_HEADING),
+    devices_example="CUDA_VISIBLE_DEVICES=0,1",
 )

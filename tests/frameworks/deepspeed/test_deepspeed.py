@@ -30,8 +30,9 @@ from llmcalc.frameworks.deepspeed.partitions import (
     round_robin_order,
 )
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
-from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes
+from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes, communicator_sizes
 from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout
 from tests.comparisons import compares, under
 from tests.frameworks.deepspeed.record import CASES, RECORD, installed, model
@@ -147,6 +148,11 @@ def test_a_communicator_has_a_ring_and_in_older_versions_a_tree() -> None:
     assert communicator_bytes(1) == 0
     assert communicator_bytes(4) == 24 * CONNECTION
     assert communicator_bytes(4, torch_version="2.0") == 24 * CONNECTION * 10 // 4  # 4 ranks: 3 edges, up and down
+
+
+def test_a_mesh_has_a_communicator_of_each_axis() -> None:
+    """Two groups of four replicas: a communicator of the four ranks, and of the two ranks with the same shards."""
+    assert communicator_sizes(Layout(dp=8, hsdp_replicas=2, zero=3), framework("fsdp2")) == [1, 1, 4, 2]
 
 
 def test_buffers_are_counted_where_their_size_is_known() -> None:
