@@ -351,8 +351,8 @@ def plan_of(
         ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in message_estimates)
 
-    def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
-        return layout_estimates.with_recompute(recompute).estimates_as_configured.largest_rank(
+    def stage_peaks(layout: Layout, micro_batch_count: int, recompute: str) -> Sequence[int]:
+        return layout_estimates.with_recompute(recompute).estimates_as_configured.peaks_by_stage(
             layout, micro_batch_count
         )
 
@@ -367,13 +367,11 @@ def plan_of(
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
     budget = budget or search_budget()
-    with LayoutReplays(
-        framework_record, version, memory_of_run, lambda *layout_run: largest_rank(*layout_run)[1], budget
-    ) as replays:
+    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
         layout_order = LayoutOrder(
             layouts,
             hardware.capacity_bytes,
-            lambda *layout_run: largest_rank(*layout_run)[0],
+            lambda *layout_run: max(stage_peaks(*layout_run)),
             sent_bytes,
             replays.bytes,
             framework_record.estimate_errors,

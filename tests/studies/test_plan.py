@@ -706,12 +706,12 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
     layout = Layout(pp=3, zero=0)
     run_of_layout = LayoutRun(layout, 3, AS_CONFIGURED)
 
-    def replays(units: int) -> LayoutReplays:
+    def replays(units: int, other_stages: int = 10**12) -> LayoutReplays:
         return LayoutReplays(
             framework_of("megatron"),
             "",
             lambda *_: model.with_changes(num_microbatches=3),
-            lambda *_: 1,
+            lambda *_: [other_stages, 10**12 + 1, other_stages],
             WorkBudget(units),
         )
 
@@ -722,6 +722,10 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
     with replays(1) as limited:
         assert 0 < limited.bytes(*run_of_layout, None) <= all_bytes
     assert replayed == [1]
+    replayed.clear()
+    with replays(10**9, other_stages=1) as bounded:  # the other ranks need no more than twice their estimate
+        bounded.bytes(*run_of_layout, None)
+    assert set(replayed) == {1}
 
 
 def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) -> None:
@@ -782,7 +786,7 @@ class BegunCalls:
 def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
-    replays = LayoutReplays("megatron", "", lambda *_: None, lambda *_: 1, search_budget())
+    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
     replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
     replays.begin([run], begun_limit)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import or_
 from typing import TypeAlias
 
@@ -25,7 +25,9 @@ from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.simulated_work import EFFORT
 from ...simulator.strides import Shape
+from ...simulator.tensor import empty
 from .kernels import GATHER_BUFFER, Parameter
+from .kernels.lowering import UncountedMeter
 from .rank_run import ModelChunk, RankRun
 from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
@@ -226,12 +228,13 @@ def _record_chunk(
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
-    model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
     if layer_stacks:
         model_chunk.lowering.run_only = {
             i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
         }
-        model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
+    model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
+    for layer_stack in layer_stacks:
+        model_chunk.parameters = _with_all_repeats(model_chunk.parameters, layer_stack)
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
     shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
     storages = {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()}
@@ -256,6 +259,61 @@ def _record_chunk(
         frozenset(tensor_name for tensor_name, numbers in storages.items() if numbers[0] in forward_storages),
         EFFORT.subtract_work_since(effort_before),
     )
+
+
+def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
+    """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
+
+    Raises `NotRepeatingError` if the repeats have different parameters.
+    """
+    layers_per_repeat, first_layer = layer_stack.layer_period, layer_stack.layers_before
+    recorded_repeats: list[list[Parameter]] = [[] for _ in range(RECORDED_REPEATS)]
+    parameters_before: list[Parameter] = []
+    parameters_after: list[Parameter] = []
+    for parameter in parameters:
+        layer_index = _layer_index(parameter, layer_stack)
+        repeat_number = -1 if layer_index is None else (layer_index - first_layer) // layers_per_repeat
+        if 0 <= repeat_number < RECORDED_REPEATS:
+            recorded_repeats[repeat_number].append(parameter)
+        elif repeat_number >= RECORDED_REPEATS:
+            skipped_layers = (layer_stack.repeats - RECORDED_REPEATS) * layers_per_repeat
+            parameters_after.append(_in_later_layer(parameter, layer_stack, skipped_layers))
+        elif any(recorded_repeats):
+            parameters_after.append(parameter)
+        else:
+            parameters_before.append(parameter)
+    first_repeat = recorded_repeats[0]
+    repeated_parameters = [
+        [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
+        for repeat_number in range(layer_stack.repeats)
+    ]
+    for recorded_repeat, repeated in zip(recorded_repeats, repeated_parameters, strict=False):
+        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated)):
+            raise NotRepeatingError
+    return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
+
+
+def _layer_index(parameter: Parameter, layer_stack: LayerStack) -> int | None:
+    """Returns the index of a parameter's layer in a stack; None outside of the stack."""
+    index_position = len(layer_stack.path.split(".")) + 1
+    is_in_stack = ".".join(map(str, parameter.path[1:index_position])) == layer_stack.path
+    return parameter.path[index_position] if is_in_stack else None
+
+
+def _in_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
+    """Returns an equal parameter of a later layer of a stack."""
+    index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
+    path = list(parameter.path)
+    path[index_position] += added_layers
+    return parameter._replace(
+        path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.leaf)
+    )
+
+
+def _description(parameter: Parameter) -> tuple[object, ...]:
+    """Returns everything that is known of a parameter, with its tensor's shape and format."""
+    tensor = parameter.tensor
+    return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.leaf
 
 
 def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:
