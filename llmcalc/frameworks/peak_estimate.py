@@ -432,7 +432,7 @@ class PeakEstimate:
 
         Layers of one kind have equal counts, so one of each kind is recorded, and one with each end of the model.
         """
-        if stage.has_embedding and stage.has_head or len(stage.layers) < 2:
+        if (stage.has_embedding and stage.has_head) or len(stage.layers) < 2:
             return self._count_recorded_parameters(layout, stage, shard_count)
         end_layer = stage.layers[-1] if stage.has_head else stage.layers[0]
         parts = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
@@ -536,7 +536,7 @@ class PeakEstimate:
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return start, end, None
+                return self._with_more_last_layers(stage) or (start, end, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
             if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
                 end -= skipped_layer_count
@@ -552,6 +552,22 @@ class PeakEstimate:
         if end - start < longest_run:
             return stage.layers.start, stage.layers.stop, None
         return start, end, len(stage.layers)
+
+    def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
+        """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
+
+        So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
+        """
+        start, end, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
+        first_equal = end - 1
+        while first_equal > start and kinds[first_equal - 1] is kinds[end - 1]:
+            first_equal -= 1
+        equal_layers, longer_end = end - first_equal, first_equal + FEWEST_EXTRAPOLATED
+        if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(kinds):
+            return None
+        if find_layer_pattern(kinds[start:longer_end]) != (first_equal - start, 1, FEWEST_EXTRAPOLATED):
+            return None
+        return start, longer_end, equal_layers
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""
