@@ -556,7 +556,7 @@ class LayoutOrder:
 
         The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
         until the next one is slower than a tie with the fastest that may fit; first those of the most recomputation.
-        Also None for layouts without times.
+        Also None for layouts without times, and where the budget's share is spent.
         """
         layouts, fastest_candidates = self.layout_search.possible_layouts, list[Candidate]()
         if self.step_seconds is None:
@@ -565,6 +565,8 @@ class LayoutOrder:
         for i in sorted(range(len(layouts)), key=least_seconds.__getitem__):
             if any(least_seconds[i] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in fastest_candidates):
                 break
+            if self._estimated_sizes and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                return None
             if not self._has_too_large_rank(*layouts[i], self.recomputations[-1]):
                 with suppress(InputError):
                     candidate = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
