@@ -6,6 +6,7 @@ this number share a measurement, and so do layouts that divide experts or replic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -197,6 +198,7 @@ class PeakEstimate:
     pads_shards: bool = False
     _passes_by_key: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters_by_stage: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
+    _parameters_by_layer: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
     _bytes_of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
     _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
     _kind_runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
@@ -233,10 +235,9 @@ class PeakEstimate:
             other_estimate.include,
             other_estimate.pads_shards,
         ):
-            self._parameters_by_stage, self._static_bytes_by_layout = (
-                other_estimate._parameters_by_stage,
-                other_estimate._static_bytes_by_layout,
-            )
+            self._parameters_by_stage = other_estimate._parameters_by_stage
+            self._parameters_by_layer = other_estimate._parameters_by_layer
+            self._static_bytes_by_layout = other_estimate._static_bytes_by_layout
 
     def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
@@ -427,7 +428,41 @@ class PeakEstimate:
         )
 
     def _count_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
-        """Counts a pipeline stage's parameters; the count `dense` includes the routed experts."""
+        """Counts a pipeline stage's parameters; the count `dense` includes the routed experts.
+
+        Layers of one kind have equal counts, so one of each kind is recorded, and one with each end of the model.
+        """
+        if (stage.has_embedding and stage.has_head) or len(stage.layers) < 2:
+            return self._count_recorded_parameters(layout, stage, shard_count)
+        end_layer = stage.layers[-1] if stage.has_head else stage.layers[0]
+        parts = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
+        other_kinds = Counter(id(self.layer_kinds[i]) for i in stage.layers if i != end_layer)
+        middle_stage = stage._replace(has_embedding=False, has_head=False)
+        for i in stage.layers:
+            layer_count = other_kinds.pop(id(self.layer_kinds[i]), 0)
+            if layer_count:
+                parts.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
+        return StageParameters(
+            dense=sum(layer_count * counts.dense for counts, layer_count in parts),
+            experts=sum(layer_count * counts.experts for counts, layer_count in parts),
+            outside_layers=parts[0][0].outside_layers,
+            largest_layer=max(counts.largest_layer for counts, _ in parts),
+            largest_tensor=max(counts.largest_tensor for counts, _ in parts),
+            largest_in_layers=max(counts.largest_in_layers for counts, _ in parts),
+            largest_matrix=max(counts.largest_matrix for counts, _ in parts),
+        )
+
+    def _count_layer(self, layout: Layout, stage: Stage, layer: int, shard_count: int) -> StageParameters:
+        """Counts the parameters of one layer, with the embedding or the head if the stage has it."""
+        layer_kind = self.layer_kinds[layer]
+        cache_key = layout.tp, layout.expert_tp, shard_count, id(layer_kind), stage.has_embedding, stage.has_head
+        if cache_key not in self._parameters_by_layer:
+            layer_stage = stage._replace(layers=range(layer, layer + 1))
+            self._parameters_by_layer[cache_key] = self._count_recorded_parameters(layout, layer_stage, shard_count)
+        return self._parameters_by_layer[cache_key]
+
+    def _count_recorded_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameters:
+        """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(parameters_in_padded_rows, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [node for node in node_tree.walk() if not node.optional or node.optional in self.include]
@@ -501,7 +536,7 @@ class PeakEstimate:
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             first_layer, pattern_length, pattern_repeats = find_layer_pattern([kinds[i] for i in range(start, end)])
             if pattern_repeats < FEWEST_EXTRAPOLATED:
-                return start, end, None
+                return self._with_more_last_layers(stage) or (start, end, None)
             skipped_layer_count = (pattern_repeats - FEWEST_EXTRAPOLATED) * pattern_length
             if start + first_layer + pattern_repeats * pattern_length == end and not stage.has_head:
                 end -= skipped_layer_count
@@ -517,6 +552,22 @@ class PeakEstimate:
         if end - start < longest_run:
             return stage.layers.start, stage.layers.stop, None
         return start, end, len(stage.layers)
+
+    def _with_more_last_layers(self, stage: Stage) -> tuple[int, int, int] | None:
+        """Returns `_measured_layers` of a stage that ends with a few equal layers, as with further ones of their kind.
+
+        So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
+        """
+        start, end, kinds = stage.layers.start, stage.layers.stop, self.layer_kinds
+        first_equal = end - 1
+        while first_equal > start and kinds[first_equal - 1] is kinds[end - 1]:
+            first_equal -= 1
+        equal_layers, longer_end = end - first_equal, first_equal + FEWEST_EXTRAPOLATED
+        if stage.has_head or equal_layers <= SHORT_RUN_REPEATS or longer_end > len(kinds):
+            return None
+        if find_layer_pattern(kinds[start:longer_end]) != (first_equal - start, 1, FEWEST_EXTRAPOLATED):
+            return None
+        return start, longer_end, equal_layers
 
     def _layout_of_layers(self, layout: Layout, start_layer: int, end_layer: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a one-stage layout of the layers from `start_layer` to `end_layer`, with two experts per rank."""

@@ -30,12 +30,15 @@ class ReplayTask(NamedTuple):
 
     run: the layout and its run.
     first_stage: the pipeline stage whose rank is replayed first; None for the order of the ranks.
+    upper_bounds: of the bytes of each stage's ranks, which are not replayed if an earlier one has as many; empty
+        (default) to replay all.
     byte_limit: bytes of that rank above which the others are not replayed; None to replay all.
     work_limit: units of work after which no further rank is replayed; None (default) to replay all.
     """
 
     run: LayoutRun
     first_stage: int | None = None
+    upper_bounds: tuple[int, ...] = ()
     byte_limit: int | None = None
     work_limit: int | None = None
 
@@ -71,6 +74,8 @@ def replay_layout(model_memory: Memory, framework: Framework, version: str, task
         for rank in cluster.ranks_that_may_need_most:
             if largest_bytes and task.work_limit is not None and counted_work().total > task.work_limit:
                 break
+            if task.upper_bounds and task.upper_bounds[layout.coordinates(rank).pp] <= largest_bytes:
+                continue
             largest_bytes = max(largest_bytes, cluster.rank_memory(rank, cuda_runtime).device.device_bytes)
         return ReplayedLayout(first_stage_bytes, first_stage_work, largest_bytes, counted_work())
 
@@ -80,7 +85,7 @@ class LayoutReplays:
 
     framework, version: as in `Cluster`.
     memory_of_run: (micro-batches per step, recomputation) → the model and its run.
-    largest_stage: (layout, micro-batches, recomputation) → the pipeline stage with the largest estimated rank.
+    stage_peaks: (layout, micro-batches, recomputation) → the estimated bytes of each pipeline stage's first rank.
     budget: the work of the search. A run without a limit of bytes replays the rank with the largest estimate, and
         others until the budget is spent.
     """
@@ -90,13 +95,13 @@ class LayoutReplays:
         framework: Framework,
         version: str,
         memory_of_run: Callable[[int, str], Memory],
-        largest_stage: Callable[[Layout, int, str], int],
+        stage_peaks: Callable[[Layout, int, str], Sequence[int]],
         budget: WorkBudget,
     ) -> None:
         self._framework: Framework = framework
         self._version: str = version
         self._memory_of_run: Callable[[int, str], Memory] = memory_of_run
-        self._largest_stage: Callable[[Layout, int, str], int] = largest_stage
+        self._stage_peaks: Callable[[Layout, int, str], Sequence[int]] = stage_peaks
         self._budget: WorkBudget = budget
         self._calls: ForkedCalls[ReplayTask, ReplayedLayout] = ForkedCalls(self._replay, usable_processes())
         self._begun: dict[LayoutRun, ReplayTask] = {}
@@ -149,8 +154,12 @@ class LayoutReplays:
 
     def _task(self, layout_run: LayoutRun, byte_limit: int | None, has_no_limit: bool) -> ReplayTask:
         """Returns the replay task of a run. has_no_limit: whether only its work ends the replay, and no byte limit."""
-        first_stage = self._largest_stage(*layout_run) if layout_run.layout.pp > 1 else None
-        return ReplayTask(layout_run, first_stage, byte_limit, self._budget.units_left if has_no_limit else None)
+        work_limit = self._budget.units_left if has_no_limit else None
+        if layout_run.layout.pp == 1:
+            return ReplayTask(layout_run, byte_limit=byte_limit, work_limit=work_limit)
+        stage_peaks = self._stage_peaks(*layout_run)
+        upper_bounds = tuple(map(self._framework.estimate_errors.upper_bound, stage_peaks))
+        return ReplayTask(layout_run, stage_peaks.index(max(stage_peaks)), upper_bounds, byte_limit, work_limit)
 
     def _replay(self, task: ReplayTask) -> ReplayedLayout:
         """Replays a task's layout, possibly in another process. The caller of `bytes` counts its work."""

@@ -8,6 +8,7 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Literal, TypeAlias
@@ -25,7 +26,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.search import NO_REPLICAS, LayoutSearch, check_depth, search_layouts
 from ..simulator.simulated_work import EFFORT, WorkBudget
-from ..timing.time_ranges import TimeRange
+from ..timing.time_ranges import TIE, TimeRange
 from .layout_candidates import AS_CONFIGURED, Candidate, sorted_by_memory, sorted_by_time
 from .layout_replays import LayoutReplays, LayoutRun, ReplayTask, replay_layout
 from .run_time import TimeSettings, TrainingTimes
@@ -351,8 +352,8 @@ def plan_of(
         ).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in message_estimates)
 
-    def largest_rank(layout: Layout, micro_batch_count: int, recompute: str) -> tuple[int, int]:
-        return layout_estimates.with_recompute(recompute).estimates_as_configured.largest_rank(
+    def stage_peaks(layout: Layout, micro_batch_count: int, recompute: str) -> Sequence[int]:
+        return layout_estimates.with_recompute(recompute).estimates_as_configured.peaks_by_stage(
             layout, micro_batch_count
         )
 
@@ -367,13 +368,11 @@ def plan_of(
         return memory_estimate.exceeds(layout, micro_batch_count, is_too_large)
 
     budget = budget or search_budget()
-    with LayoutReplays(
-        framework_record, version, memory_of_run, lambda *layout_run: largest_rank(*layout_run)[1], budget
-    ) as replays:
-        layout_order = LayoutOrder(
+    with LayoutReplays(framework_record, version, memory_of_run, stage_peaks, budget) as replays:
+        order_of_layouts = LayoutOrder(
             layouts,
             hardware.capacity_bytes,
-            lambda *layout_run: largest_rank(*layout_run)[0],
+            lambda *layout_run: max(stage_peaks(*layout_run)),
             sent_bytes,
             replays.bytes,
             framework_record.estimate_errors,
@@ -385,7 +384,9 @@ def plan_of(
             exceeds,
             budget,
             replays.begin,
-        ).plan(row_limit, suggests_nearest)
+        )
+        fastest_plan = order_of_layouts.plan_of_fastest() if row_limit == 1 and suggests_nearest == "never" else None
+        layout_order = fastest_plan or order_of_layouts.plan(row_limit, suggests_nearest)
     layout_plan = LayoutPlan(
         layout_estimates,
         hardware,
@@ -549,6 +550,42 @@ class LayoutOrder:
         if refused_candidates or too_large_candidates:
             ranked_layouts.refusal_counts[TOO_MUCH] = len(refused_candidates) + len(too_large_candidates)
         return ranked_layouts
+
+    def plan_of_fastest(self) -> RankedLayouts | None:
+        """Returns the plan of the fastest layout alone, or of none if none may fit; None if its replay does not fit.
+
+        The seconds of layouts are known sooner than their bytes. So bytes are estimated from the fastest layout on,
+        until the next one is slower than a tie with the fastest that may fit; first those of the most recomputation.
+        Also None for layouts without times, and where the budget's share is spent.
+        """
+        layouts, fastest_candidates = self.layout_search.possible_layouts, list[Candidate]()
+        if self.step_seconds is None:
+            return None
+        least_seconds = [self._least_seconds(*layout_run) for layout_run in layouts]
+        for i in sorted(range(len(layouts)), key=least_seconds.__getitem__):
+            if any(least_seconds[i] > (1 + TIE) * (candidate.seconds or 0.0) for candidate in fastest_candidates):
+                break
+            if self._estimated_sizes and self.budget.is_spent(SHARE_OF_ESTIMATES):
+                return None
+            if not self._has_too_large_rank(*layouts[i], self.recomputations[-1]):
+                with suppress(InputError):
+                    candidate = self._fitting_candidate(*layouts[i], self.recomputations, needs_fit=True)
+                    fastest_candidates += [candidate] if candidate is not None and candidate.may_fit else []
+        if not fastest_candidates:
+            return RankedLayouts(len(layouts))
+        first_candidate, *other_candidates = self._sort_candidates(fastest_candidates)
+        fastest_layout = self._replay_with_messages(first_candidate)
+        if isinstance(fastest_layout, InputError) or fastest_layout.headroom < 0:
+            return None
+        return RankedLayouts(len(layouts), [fastest_layout], other_candidates, replay_count=1)
+
+    def _least_seconds(self, layout: Layout, micro_batches: int) -> float:
+        """Returns the seconds of a layout's step with the least recomputation; 0 if they are not known."""
+        assert self.step_seconds is not None
+        try:
+            return self.step_seconds(layout, micro_batches, self.recomputations[0])
+        except InputError:
+            return 0.0
 
     def _sort_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """Returns candidates in the order of the plan: by time where it is estimated, otherwise by memory."""

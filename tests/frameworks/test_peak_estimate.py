@@ -15,6 +15,8 @@ from llmcalc.frameworks.ranks import Cluster
 from llmcalc.frameworks.registry import framework
 from llmcalc.parallel.layout import Layout, Stage, stages
 
+SMALL = "qwen3-0.6b"
+
 
 def estimate_of(recompute: str | None = None) -> tuple[PeakEstimate, list[Any]]:
     """The estimate of a model whose first layer is dense, and the measurements that it makes."""
@@ -109,3 +111,32 @@ def test_the_last_stage_has_no_table_of_modules_that_do_not_run(framework_name: 
         cluster = Cluster.with_framework(run, layout, framework_name)
         bytes_by_kind.append(cluster.rank_memory(layout.rank(pp=1), run.cuda_runtime).device.by_kind)
     assert bytes_by_kind[0] == bytes_by_kind[1]
+
+
+@pytest.mark.parametrize("recompute", [None, "full"])
+def test_the_first_layers_share_a_measurement_with_few_repeats_too(recompute: str | None) -> None:
+    """After the dense layer come four to seven with experts; four of them are what the shared measurement runs."""
+    for layers in (5, 6, 8):
+        estimate, measurements = estimate_of(recompute)
+        layout, stage = first_stage(layers)
+        assert estimate.micro_batch_bytes(layout, stage) is not None
+        assert measurements == [(range(9), (4, 3))]
+        (all_layers,) = estimate.measure_passes(*estimate._layout_of_layers(layout, 0, layers, stage), [None])
+        shared = estimate.micro_batch_bytes(layout, stage)
+        assert (shared.saved, shared.layer_forward_peak) == (all_layers.saved, all_layers.layer_forward_peak)
+        assert shared.layer_backward_peak == all_layers.layer_backward_peak
+    estimate, measurements = estimate_of(recompute)
+    estimate.micro_batch_bytes(*first_stage(4))
+    assert measurements == [(range(4), (None,))]
+
+
+@pytest.mark.parametrize(("model", "layers"), [("deepseek-v2-lite", 27), ("qwen3-next-80b-a3b", 48), (SMALL, 28)])
+@pytest.mark.parametrize("name", ["megatron", "fsdp2"])
+def test_a_stage_has_the_parameters_of_its_layers(model: str, layers: int, name: str) -> None:
+    """Counted from a layer of each kind, as from the recorded stage; rows of FSDP2's shards are padded."""
+    estimate = framework(name).estimate(memory(load(model).model, Settings("training", seq=256)))
+    layout = Layout(tp=2, pp=3, pp_layout=(5, layers - 11, 6), sequence_parallel=True)
+    for shards in (1, 64) if estimate.pads_shards else (1,):
+        for stage in stages(layout, layers):
+            counted = estimate._count_parameters(layout, stage, shards)
+            assert counted == estimate._count_recorded_parameters(layout, stage, shards)

@@ -706,12 +706,12 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
     layout = Layout(pp=3, zero=0)
     run_of_layout = LayoutRun(layout, 3, AS_CONFIGURED)
 
-    def replays(units: int) -> LayoutReplays:
+    def replays(units: int, other_stages: int = 10**12) -> LayoutReplays:
         return LayoutReplays(
             framework_of("megatron"),
             "",
             lambda *_: model.with_changes(num_microbatches=3),
-            lambda *_: 1,
+            lambda *_: [other_stages, 10**12 + 1, other_stages],
             WorkBudget(units),
         )
 
@@ -722,6 +722,10 @@ def test_the_nearest_layout_of_a_spent_search_is_counted_by_its_largest_rank(mon
     with replays(1) as limited:
         assert 0 < limited.bytes(*run_of_layout, None) <= all_bytes
     assert replayed == [1]
+    replayed.clear()
+    with replays(10**9, other_stages=1) as bounded:  # the other ranks need no more than twice their estimate
+        bounded.bytes(*run_of_layout, None)
+    assert set(replayed) == {1}
 
 
 def test_a_plan_in_whole_replicas_without_room_says_what_has_shards(run: Any) -> None:
@@ -762,6 +766,52 @@ def test_a_layout_without_messages_or_replay_is_tried_with_more_recomputation() 
     assert plan_of_layouts.replay_count == 1
 
 
+@pytest.mark.parametrize(
+    ("tensor_bytes", "fastest", "estimated"),
+    [
+        ({"": 50, "full": 20}, 1, [1]),  # the others are slower, and their bytes are not estimated
+        ({"": 150, "full": 50}, 1, [1]),
+        ({"": 150, "full": 150}, None, []),  # none fits with the most recomputation, so less of it is not tried
+    ],
+)
+def test_the_fastest_layout_alone_is_found_by_its_seconds_first(
+    tensor_bytes: dict[str, int], fastest: int | None, estimated: list[int]
+) -> None:
+    estimated_layouts: list[int] = []
+
+    def bytes_of(layout: Layout, _: int, recompute: str) -> int:
+        estimated_layouts.append(layout.pp)
+        return tensor_bytes[recompute]
+
+    plan = LayoutOrder(
+        LayoutSearch([(Layout(pp=pp), 4) for pp in (4, 2, 1)]),
+        100,
+        bytes_of,
+        lambda *_: 1,
+        lambda *_: 50,
+        EstimateErrors(0.1),
+        lambda layout, _, recompute: layout.pp + 0.5 * (recompute == "full"),
+        ("", "full"),
+        exceeds=lambda _layout, _batches, recompute, is_too_large: is_too_large(tensor_bytes[recompute]),
+    ).plan_of_fastest()
+    assert plan is not None
+    assert [candidate.layout.pp for candidate in plan.feasible] == ([] if fastest is None else [fastest])
+    assert sorted(set(estimated_layouts)) == estimated
+
+
+def test_a_fastest_layout_whose_replay_does_not_fit_decides_nothing() -> None:
+    plan = LayoutOrder(
+        LayoutSearch([(Layout(), 4)]),
+        100,
+        lambda *_: 50,
+        lambda *_: 1,
+        lambda *_: 150,
+        EstimateErrors(0.1),
+        lambda *_: 1.0,
+    ).plan_of_fastest()
+    assert plan is None
+
+
 class BegunCalls:
     """Calls in other processes, whose replays have a first rank of 50 bytes and a largest one of 70."""
 
@@ -782,7 +832,7 @@ class BegunCalls:
 def test_a_begun_replay_that_may_end_too_early_is_not_used(
     begun_limit: int | None, limit: int | None, largest: int
 ) -> None:
-    replays = LayoutReplays("megatron", "", lambda *_: None, lambda *_: 1, search_budget())
+    replays = LayoutReplays(framework_of("megatron"), "", lambda *_: None, lambda *_: [1, 2], search_budget())
     replays._calls = BegunCalls()
     run = LayoutRun(Layout(pp=2), 2, AS_CONFIGURED)
     replays.begin([run], begun_limit)

@@ -83,7 +83,8 @@ class StageRun:
         self._set_up_bytes = self.meter.now
         self._latest: tuple[int, int, PassVisits, PassVisits] | None = None
         self._first_pass = PassVisits([], 0)
-        if rank_run.settings.num_experts is not None:  # dispatchers keep tensors of the pass before
+        if any(step.verb == "experts" for step in stage_chunk.program.root.steps()):
+            # dispatchers keep tensors of the pass before
             self.layers.set_repeats(first_repeats)
             self.meter.restart()
             with rank_run.graph.no_grad():

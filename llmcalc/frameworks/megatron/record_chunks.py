@@ -7,9 +7,9 @@ are those without the allocations that other chunks have made before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import or_
 from typing import TypeAlias
 
@@ -18,14 +18,16 @@ from ...model import ModelSpec
 from ...parallel.rank_program import RankFlow, stage_program_key
 from ...simulator.event_log import TAKEN, EventRecorder
 from ...simulator.layer_loops import LayerStack, long_stacks
-from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.layer_pattern import RECORDED_REPEATS, shortened_layers
 from ...simulator.pass_trace import PassCase, PassTrace
 from ...simulator.record_microbatches import RecordedPasses
 from ...simulator.repeat_layers import NotRepeatingError
 from ...simulator.shortened_passes import ShortenedPasses
 from ...simulator.simulated_work import EFFORT
 from ...simulator.strides import Shape
+from ...simulator.tensor import empty
 from .kernels import GATHER_BUFFER, Parameter
+from .kernels.lowering import UncountedMeter
 from .rank_run import ModelChunk, RankRun
 from .record_passes import record_passes, recorded_step_microbatches
 from .settings import MegatronSettings
@@ -148,6 +150,11 @@ def record_chunks(
 _chunks: dict[tuple[object, ...], RecordedChunk] = {}
 """Recorded chunks by everything that determines their passes."""
 
+_shortened_chunks: dict[tuple[object, ...], tuple[ModelSpec, LayerStack, RecordedChunk]] = {}
+"""Chunks recorded with `RECORDED_REPEATS` repeats of their stack, for stacks of any more; the model is kept so that no
+other one gets its id.
+"""
+
 MAX_CHUNKS = 256
 """Number of chunks that are kept."""
 
@@ -178,16 +185,25 @@ def _recorded_chunk(
     if cache_key not in _chunks:
         if len(_chunks) >= MAX_CHUNKS:
             _chunks.clear()
-        for layer_stacks in [repeating_stacks(rank_run, model_chunk), []]:
+
+        def record_chunk(layer_stacks: Sequence[LayerStack]) -> RecordedChunk:
+            recording_run = RankRun(spec, settings, rank, EventRecorder())
+            return _record_chunk(recording_run, chunk_number, layer_stacks, is_interleaved, distinguishes_previous_pass)
+
+        for layer_stack in [*repeating_stacks(rank_run, model_chunk), None]:
             try:
-                recording_run = RankRun(spec, settings, rank, EventRecorder())
-                recorded_chunk = recording_run.chunks[chunk_number]
-                _chunks[cache_key] = _record_chunk(
-                    recording_run, recorded_chunk, layer_stacks, is_interleaved, distinguishes_previous_pass
-                )
+                if layer_stack is None:
+                    _chunks[cache_key] = record_chunk([])
+                else:
+                    program_key = _shortened_program_key(rank_run, model_chunk, layer_stack)
+                    shortened_chunk, recorded_stack = _shortened_chunk(
+                        (program_key, cache_key[0], *chunk_key[1:]), rank_run.spec, layer_stack, record_chunk
+                    )
+                    full_stack = replace(recorded_stack, repeats=layer_stack.repeats)
+                    _chunks[cache_key] = _with_all_layers(shortened_chunk, model_chunk.program, full_stack)
                 break
             except NotRepeatingError:
-                if not layer_stacks:
+                if layer_stack is None:
                     raise
     stage = model_chunk.stage
     counted_key = (
@@ -210,52 +226,158 @@ def repeating_stacks(rank_run: RankRun, model_chunk: ModelChunk) -> list[LayerSt
     return long_stacks(model_chunk.program.root, recompute_interval, model_chunk.lowering.first_layer_index)
 
 
+def _shortened_chunk(
+    cache_key: tuple[object, ...],
+    spec: ModelSpec,
+    layer_stack: LayerStack,
+    record_chunk: Callable[[Sequence[LayerStack]], RecordedChunk],
+) -> tuple[RecordedChunk, LayerStack]:
+    """Returns a chunk with `RECORDED_REPEATS` repeats of its stack, from a cache, and the stack that was recorded."""
+    if cache_key not in _shortened_chunks:
+        if len(_shortened_chunks) >= MAX_CHUNKS:
+            _shortened_chunks.clear()
+        _shortened_chunks[cache_key] = spec, layer_stack, record_chunk([layer_stack])
+    _, recorded_stack, shortened_chunk = _shortened_chunks[cache_key]
+    return shortened_chunk, recorded_stack
+
+
+def _shortened_program_key(rank_run: RankRun, model_chunk: ModelChunk, layer_stack: LayerStack) -> tuple[object, ...]:
+    """Returns a key that is equal for chunks whose programs differ only in the repeats of their stack."""
+    stage, program = model_chunk.stage, model_chunk.program
+    if stage is None:
+        return (id(program),)
+    layer_names = rank_run.spec.main.layer_names()[stage.layers.start : stage.layers.stop]
+    recorded_repeats = layer_stack.repeats_of_layer_types(RECORDED_REPEATS)
+    layers_before = layer_stack.layers_before - model_chunk.lowering.first_layer_index
+    return (
+        id(rank_run.spec),
+        replace(layer_stack, layers_before=layers_before, repeats=RECORDED_REPEATS),
+        tuple(shortened_layers(list(layer_names), recorded_repeats)),
+        stage.has_embedding,
+        stage.has_head,
+        program.rank_axes.coordinates,
+        replace(program.rank_axes.layout, pp=1),
+    )
+
+
 def _record_chunk(
     rank_run: RankRun,
-    model_chunk: ModelChunk,
+    chunk_number: int,
     layer_stacks: Sequence[LayerStack],
     is_interleaved: bool,
     splits_by_previous: bool,
 ) -> RecordedChunk:
     """Records the passes of a chunk of a run that has not begun.
 
-    layer_stacks: stacks of which `RECORDED_REPEATS` repeats run, and represent all.
-    Raises `NotRepeatingError` if the repeats of a stack differ.
+    layer_stacks: stacks of which only `RECORDED_REPEATS` repeats run and are in the recorded chunk.
     """
-    rank_run.chunks, model_chunk.chunk_index, effort_before = [model_chunk], 0, EFFORT.units
+    model_chunk, effort_before = rank_run.chunks[chunk_number], EFFORT.units
+    rank_run.chunks, model_chunk.chunk_index = [model_chunk], 0
     recorder = rank_run.meter
     assert isinstance(recorder, EventRecorder)
     rank_run.set_up_rope_tables()
+    model_chunk.lowering.run_only = {
+        i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
+    }
     model_chunk.parameters = model_chunk.lowering.parameters_of(model_chunk.program)
-    if layer_stacks:
-        model_chunk.lowering.run_only = {
-            i: layer_stack.repeats_of_layer_types(RECORDED_REPEATS) for i, layer_stack in enumerate(layer_stacks)
-        }
-        model_chunk.lowering.parameters_of(model_chunk.program)  # layers after the repeats have smaller numbers here
     recorded_passes = record_passes(rank_run, recorder, is_interleaved, splits_by_previous)
-    shared_blocks, layers_before = rank_run.persistent.shared, model_chunk.lowering.first_layer_index
-    storages = {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()}
-    if layer_stacks:
-        shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, layer_stacks)
-        recorded_passes = RecordedPasses(*shortened_passes.extended_passes())
-        storages = {
-            tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
-            for tensor_name, storage_numbers in storages.items()
-        }
-    forward_storages = _allocated_in_forward(recorded_passes)
-    return RecordedChunk(
-        model_chunk.program,
-        layers_before,
-        model_chunk.parameters,
-        recorded_passes,
-        storages,
-        {
-            tensor_name: (tensor_blocks[0].bytes, tensor_blocks[-1].bytes)
-            for tensor_name, tensor_blocks in shared_blocks.items()
-        },
-        frozenset(tensor_name for tensor_name, numbers in storages.items() if numbers[0] in forward_storages),
-        EFFORT.subtract_work_since(effort_before),
+    shared_blocks = rank_run.persistent.shared
+    return _recorded_chunk_of_passes(
+        RecordedChunk(
+            model_chunk.program,
+            model_chunk.lowering.first_layer_index,
+            model_chunk.parameters,
+            recorded_passes,
+            {name: tuple(block.handle for block in blocks) for name, blocks in shared_blocks.items()},
+            {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_blocks.items()},
+            frozenset(),
+            EFFORT.subtract_work_since(effort_before),
+        )
     )
+
+
+def _with_all_layers(shortened_chunk: RecordedChunk, program: RankFlow, layer_stack: LayerStack) -> RecordedChunk:
+    """Returns a chunk with all repeats of its stack, from the chunk with `RECORDED_REPEATS` of them.
+
+    program: that of all layers.
+    Raises `NotRepeatingError` if the repeats differ.
+    """
+    recorded_passes = shortened_chunk.passes
+    shortened_passes = ShortenedPasses(recorded_passes.events, recorded_passes.passes, [layer_stack])
+    return _recorded_chunk_of_passes(
+        replace(
+            shortened_chunk,
+            program=program,
+            parameters=_with_all_repeats(shortened_chunk.parameters, layer_stack),
+            passes=RecordedPasses(*shortened_passes.extended_passes()),
+            storages={
+                tensor_name: tuple(map(shortened_passes.storage_in_full_pass, storage_numbers))
+                for tensor_name, storage_numbers in shortened_chunk.storages.items()
+            },
+        )
+    )
+
+
+def _recorded_chunk_of_passes(chunk: RecordedChunk) -> RecordedChunk:
+    """Returns a chunk with the names of the tensors that its forward passes allocate."""
+    forward_storages = _allocated_in_forward(chunk.passes)
+    names = frozenset(tensor_name for tensor_name, numbers in chunk.storages.items() if numbers[0] in forward_storages)
+    return replace(chunk, allocated_in_forward=names, _traces={})
+
+
+def _with_all_repeats(parameters: Sequence[Parameter], layer_stack: LayerStack) -> list[Parameter]:
+    """Returns the parameters of all repeats of a stack from those of `RECORDED_REPEATS` repeats.
+
+    Raises `NotRepeatingError` if the repeats have different parameters.
+    """
+    layers_per_repeat, first_layer = layer_stack.layer_period, layer_stack.layers_before
+    recorded_repeats: list[list[Parameter]] = [[] for _ in range(RECORDED_REPEATS)]
+    parameters_before: list[Parameter] = []
+    parameters_after: list[Parameter] = []
+    for parameter in parameters:
+        layer_index = _layer_index(parameter, layer_stack)
+        repeat_number = -1 if layer_index is None else (layer_index - first_layer) // layers_per_repeat
+        if 0 <= repeat_number < RECORDED_REPEATS:
+            recorded_repeats[repeat_number].append(parameter)
+        elif repeat_number >= RECORDED_REPEATS:
+            skipped_layers = (layer_stack.repeats - RECORDED_REPEATS) * layers_per_repeat
+            parameters_after.append(_in_later_layer(parameter, layer_stack, skipped_layers))
+        elif any(recorded_repeats):
+            parameters_after.append(parameter)
+        else:
+            parameters_before.append(parameter)
+    first_repeat = recorded_repeats[0]
+    repeated_parameters = [
+        [_in_later_layer(parameter, layer_stack, repeat_number * layers_per_repeat) for parameter in first_repeat]
+        for repeat_number in range(layer_stack.repeats)
+    ]
+    for recorded_repeat, repeated in zip(recorded_repeats, repeated_parameters, strict=False):
+        if [_description(parameter) for parameter in recorded_repeat] != list(map(_description, repeated)):
+            raise NotRepeatingError
+    return [*parameters_before, *chain.from_iterable(repeated_parameters), *parameters_after]
+
+
+def _layer_index(parameter: Parameter, layer_stack: LayerStack) -> int | None:
+    """Returns the index of a parameter's layer in a stack; None outside of the stack."""
+    index_position = len(layer_stack.path.split(".")) + 1
+    is_in_stack = ".".join(map(str, parameter.path[1:index_position])) == layer_stack.path
+    return parameter.path[index_position] if is_in_stack else None
+
+
+def _in_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
+    """Returns an equal parameter of a later layer of a stack."""
+    index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
+    path = list(parameter.path)
+    path[index_position] += added_layers
+    return parameter._replace(
+        path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.leaf)
+    )
+
+
+def _description(parameter: Parameter) -> tuple[object, ...]:
+    """Returns everything that is known of a parameter, with its tensor's shape and format."""
+    tensor = parameter.tensor
+    return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.leaf
 
 
 def _allocated_in_forward(recorded_passes: RecordedPasses) -> Collection[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.megatron import record_chunks as module
+from llmcalc.frameworks.megatron.kernels import Parameter
 from llmcalc.frameworks.megatron.rank_run import RankRun
-from llmcalc.frameworks.megatron.record_chunks import record_chunks, repeating_stacks
+from llmcalc.frameworks.megatron.record_chunks import RecordedChunk, record_chunks, repeating_stacks
 from llmcalc.frameworks.megatron.record_passes import record_passes
 from llmcalc.frameworks.megatron.settings_from_options import megatron_settings_of
 from llmcalc.parallel.layout import Layout
@@ -45,6 +48,7 @@ def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout
     ("model", "layout"),
     [
         ("qwen3-0.6b?num_hidden_layers=20", CHUNKS),
+        ("qwen3-0.6b?num_hidden_layers=24", replace(CHUNKS, pp_layout=(5, 6, 7, 6))),
         ("deepseek-v2-lite?num_hidden_layers=13", Layout(pp=2, pp_layout=(7, 6), dp=2, ep=2, etp=1)),
         ("nemotron-h-8b", Layout(pp=2, dp=2)),  # layers after the repeats are of other kinds than those in their place
     ],
@@ -52,6 +56,20 @@ def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout
 def test_a_chunk_recorded_with_few_layers_has_the_passes_of_all(model: str, layout: Layout, recompute: str) -> None:
     for run in check_recorded_chunks(model, layout, recompute):
         assert all(repeating_stacks(run, chunk) for chunk in run.chunks)
+
+
+def test_chunks_of_more_or_fewer_repeats_share_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded_layers: list[int] = []
+    record_chunk = module._record_chunk
+
+    def count_recordings(run: RankRun, chunk_number: int, *args: Any) -> RecordedChunk:
+        stage = run.chunks[chunk_number].stage
+        recorded_layers.append(0 if stage is None else len(stage.layers))
+        return record_chunk(run, chunk_number, *args)
+
+    monkeypatch.setattr(module, "_record_chunk", count_recordings)
+    check_recorded_chunks("qwen3-0.6b?num_hidden_layers=30", replace(CHUNKS, pp_layout=(6, 7, 9, 8)), "none")
+    assert sorted(recorded_layers) in ([6, 7, 8], [6, 8, 9])  # the middle chunks, of 7 and of 9, are one
 
 
 def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[RankRun]:
@@ -74,8 +92,16 @@ def check_recorded_chunks(model: str, layout: Layout, recompute: str) -> list[Ra
             for chunk, recorded in zip(run.chunks, chunks, strict=True)
         ]
         assert {case: in_later_layers(trace, offsets[case[0]]) for case, trace in traces.items()} == together
+        for chunk, recorded in zip(run.chunks, chunks, strict=True):
+            assert list(map(description, recorded.parameters)) == list(map(description, chunk.parameters))
         runs.append(run)
     return runs
+
+
+def description(parameter: Parameter) -> tuple[object, ...]:
+    """What a parameter is, but for the number of its layer."""
+    path = tuple(part for part in parameter.path if not isinstance(part, int))
+    return path, parameter.tensor.shape, parameter.is_trained, *parameter[2:]
 
 
 def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:
