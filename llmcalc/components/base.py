@@ -327,6 +327,8 @@ class TokenMixer(Component):
     """
 
     noun: ClassVar[str] = "mixer"
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     reads_encoder: ClassVar[bool] = False
     sees_whole_pass: ClassVar[bool] = False
     uncounted_work: ClassVar[str] = ""
@@ -413,6 +415,8 @@ class LayerParts(Protocol):
 
 class StackPart(Component):
     """A component that occurs once per stack: before, after or beside the layers."""
+
+    kind: ClassVar[str] = "embedding"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the component does not fit these layers.

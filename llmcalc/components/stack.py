@@ -57,19 +57,13 @@ if TYPE_CHECKING:
     from .token_types import TokenTypes
     from .unused_modules import SecondStream
 else:
-    PerLayerEmbedding, TokenTypes = (
-        component_type("layers.per_layer_embeddings:PerLayerEmbedding"),
-        component_type("token_types:TokenTypes"),
-    )
-    RelativeEmbedding, SideConvolution = (
-        component_type("disentangled:RelativeEmbedding"),
-        component_type("disentangled:SideConvolution"),
-    )
+    PerLayerEmbedding = component_type("layers.per_layer_embeddings:PerLayerEmbedding")
+    TokenTypes = component_type("token_types:TokenTypes")
+    RelativeEmbedding = component_type("disentangled:RelativeEmbedding")
+    SideConvolution = component_type("disentangled:SideConvolution")
     SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
-    InputFeatures, NgramEmbedding = (
-        component_type("input_features:InputFeatures"),
-        component_type("ngram_embedding:NgramEmbedding"),
-    )
+    InputFeatures = component_type("input_features:InputFeatures")
+    NgramEmbedding = component_type("ngram_embedding:NgramEmbedding")
     RelativeKeys = component_type("relative_keys:RelativeKeys")
     RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
@@ -408,10 +402,8 @@ class Stack(Component):
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = (
-            "" if kind_name == BASE else kind_name,
-            {"kind": "layer", "source": layer.formula_source},
-        )
+        shown_label = "" if kind_name == BASE else kind_name
+        node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
             return recorder.layers(
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields

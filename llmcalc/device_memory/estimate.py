@@ -283,16 +283,15 @@ class Memory:
         if memory_use.phase == "training":
             return self._tower_bytes()
         block_tokens = cache_block_tokens(run_settings, memory_use)
-        paged_cache_bytes = (
-            [
+        if block_tokens:
+            paged_cache_bytes = [
                 UnreplayedBytes(
                     "cache",
                     memory_use.paged_cache_bytes(block_tokens, run_settings.cached_tokens(memory_use.workload.seq)),
                 )
             ]
-            if block_tokens
-            else []
-        )
+        else:
+            paged_cache_bytes = []
         stored_weight_bytes = (
             [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self._tower_bytes()
         )

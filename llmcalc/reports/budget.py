@@ -97,11 +97,9 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
         write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
         for value in other_limits
     )
-    return (
-        f"{_validate_number_or_none(checked_value):,}"
-        if rounds_to_limit
-        else write_value(_validate_number_or_none(checked_value))
-    )
+    if rounds_to_limit:
+        return f"{_validate_number_or_none(checked_value):,}"
+    return write_value(_validate_number_or_none(checked_value))
 
 
 def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
@@ -111,11 +109,9 @@ def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit],
 
 def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
-    return (
-        f"{_validate_number_or_none(checked_limit.value):,}"
-        if checked_limit.operator == "=="
-        else _value_text(budget_check, checked_limit.value)
-    )
+    if checked_limit.operator == "==":
+        return f"{_validate_number_or_none(checked_limit.value):,}"
+    return _value_text(budget_check, checked_limit.value)
 
 
 def _write_share(budget_check: BudgetCheck) -> float | None:

@@ -44,11 +44,9 @@ def _shorten_even_chunks(layers: str) -> str:
     chunk_texts = layers.split(", ")
     first_layers = [int(chunk_text.partition("–")[0]) for chunk_text in chunk_texts if chunk_text]
     is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
-    return (
-        f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
-        if is_evenly_spaced and len(chunk_texts) > 3
-        else layers
-    )
+    if is_evenly_spaced and len(chunk_texts) > 3:
+        return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
+    return layers
 
 
 RANK_COLUMNS = (
@@ -302,18 +300,14 @@ def cluster_data(
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
-    layers, device_values, peak_values = (
-        _layers_by_stage(cluster),
-        device_data(cluster.device_rank.device),
-        device_data(cluster.peak_rank.device),
-    )
+    layers = _layers_by_stage(cluster)
+    device_values = device_data(cluster.device_rank.device)
+    peak_values = device_data(cluster.peak_rank.device)
     workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
         framework_data = cluster.framework.document(cluster.run)
-        workload, execution = (
-            workload | framework_data.get("workload", {}),
-            execution | framework_data.get("execution", {}),
-        )
+        workload = workload | framework_data.get("workload", {})
+        execution = execution | framework_data.get("execution", {})
     return {
         "model": model_data(preset),
         "workload": workload,

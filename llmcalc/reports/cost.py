@@ -55,11 +55,10 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
         for amount_name, amount in cost_amounts.items()
         if amount is not None
     ]
-    run_text = (
-        f"{units.count(run_cost.tokens)} tokens"
-        if run_cost.tokens
-        else f"{units.count(run_cost.requests or 0)} requests"
-    )
+    if run_cost.tokens:
+        run_text = f"{units.count(run_cost.tokens)} tokens"
+    else:
+        run_text = f"{units.count(run_cost.requests or 0)} requests"
     title = f"{preset.display}, {run_text}"
     table = Table(
         title,

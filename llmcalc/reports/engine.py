@@ -260,11 +260,10 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
-    gpu_notes = (
-        [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
-        if has_fewer_gpus
-        else []
-    )
+    if has_fewer_gpus:
+        gpu_notes = [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
+    else:
+        gpu_notes = []
     return [
         *default_notes,
         *gpu_notes,

@@ -218,11 +218,9 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
         ]
     framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
-    order_position = (
-        "the only layout"
-        if layout_count == 1
-        else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
-    )
+    order_position = "the only layout"
+    if layout_count != 1:
+        order_position = f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
     framework_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [

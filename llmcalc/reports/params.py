@@ -74,21 +74,17 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
                 is_sum=True,
             )
         )
-    model_text, notes = (
-        subtitle_with_rank(headline(preset.model), rank_share),
-        _params_notes(preset, parameter_count, rank_share),
-    )
+    model_text = subtitle_with_rank(headline(preset.model), rank_share)
+    notes = _params_notes(preset, parameter_count, rank_share)
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
     return Report(json_document, [table]).with_target(preset.target)
 
 
 def count_text(parameter_count: ParameterCount) -> str:
     """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
-    active_text = (
-        ""
-        if parameter_count.active == parameter_count.total
-        else f", {units.count(parameter_count.active)} active per token"
-    )
+    active_text = ""
+    if parameter_count.active != parameter_count.total:
+        active_text = f", {units.count(parameter_count.active)} active per token"
     return f"{units.count(parameter_count.total)} parameters{active_text}"
 
 
@@ -166,20 +162,17 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
         nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
         text_bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
-            text_bar, covered_depth = (
-                TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
-                table_row.depth,
-            )
+            text_bar = TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER))
+            covered_depth = table_row.depth
         table_rows.append(table_row._replace(cells=[*table_row.cells, text_bar]))
     return table_rows
 
 
 def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None) -> list[str]:
-    notes = (
-        _published_notes(preset, parameter_count)
-        if rank_share is None
-        else _rank_notes(preset, parameter_count, rank_share)
-    )
+    if rank_share is None:
+        notes = _published_notes(preset, parameter_count)
+    else:
+        notes = _rank_notes(preset, parameter_count, rank_share)
     notes[:0] = unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
@@ -190,10 +183,8 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        average_active_params, minimum_active_params = (
-            units.count(parameter_count.active_evenly),
-            units.count(parameter_count.active_at_least),
-        )
+        average_active_params = units.count(parameter_count.active_evenly)
+        minimum_active_params = units.count(parameter_count.active_at_least)
         notes.append(
             f"active per token with identity experts among its own: {average_active_params} on average if all experts "
             f"are chosen alike, {minimum_active_params} at least"

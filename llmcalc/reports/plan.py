@@ -226,10 +226,8 @@ def _layout_row(
     seconds_range = layout_plan.range(candidate)
     if seconds_range is None:
         return Row([*row_cells, None, None, "", candidate.device_bytes, candidate.headroom])
-    seconds_cell, seconds = (
-        DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3)),
-        range_ends_text(seconds_range),
-    )
+    seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
+    seconds = range_ends_text(seconds_range)
     return Row([*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
 
 

@@ -125,11 +125,9 @@ def _schedule_notes(
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunk_count > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
-    split_text = (
-        "; after +: only the backward of the weights is left"
-        if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts)
-        else ""
-    )
+    split_text = ""
+    if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts):
+        split_text = "; after +: only the backward of the weights is left"
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.is_bidirectional:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"

@@ -247,11 +247,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             )
         ]
         output_rate = trace_times.output_tokens_per_second
-        last_cell = (
-            output_rate / server.devices
-            if serve_study.price is None
-            else _token_cost_of_trace(serve_study, server, trace_times)
-        )
+        last_cell: float | None = output_rate / server.devices
+        if serve_study.price is not None:
+            last_cell = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
@@ -450,11 +448,9 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
-    return (
-        None
-        if server.group is None
-        else {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
-    )
+    if server.group is None:
+        return None
+    return {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:

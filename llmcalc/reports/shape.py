@@ -94,11 +94,10 @@ def report(
             ],
         ).with_target(preset.target if is_target else "")
     budget_value = shape_study.budget.value
-    title = (
-        f"{units.count(budget_value)} parameters"
-        if shape_study.budget.kind == "parameters"
-        else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
-    )
+    if shape_study.budget.kind == "parameters":
+        title = f"{units.count(budget_value)} parameters"
+    else:
+        title = f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     cost_table = Table(
         f"{title}, same ratios as {preset.display}",
         _cost_columns(shape_study),
@@ -237,11 +236,9 @@ def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
 def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_literature: bool) -> list[str]:
     family, first_stack = shape_study.family, shape_study.shapes[0].stack
     notes = [_shared_sizes_text(shape_study)]
-    per_token_text = (
-        f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
-        if _has_windows(shape_study)
-        else "FLOPs and KV cache are per token"
-    )
+    per_token_text = "FLOPs and KV cache are per token"
+    if _has_windows(shape_study):
+        per_token_text = f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
     if family.head_divisor > 1:
         model_head_dim = (first_stack.head_dim or 0) * family.head_divisor
         notes.append(
@@ -302,11 +299,10 @@ def _shared_sizes_text(shape_study: ShapeStudy) -> str:
 
 def _training_budget(shape_study: ShapeStudy) -> str:
     budget = shape_study.budget
-    tokens = (
-        f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
-        if budget.tokens is None
-        else f"{units.count(budget.tokens)} tokens"
-    )
+    if budget.tokens is None:
+        tokens = f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
+    else:
+        tokens = f"{units.count(budget.tokens)} tokens"
     return (
         f"training FLOPs: {tokens} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
         f"sequences of {budget.seq:,}"

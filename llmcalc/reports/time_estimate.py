@@ -122,11 +122,9 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
 
 def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
     """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
-    return (
-        [None, None]
-        if timed_run is None
-        else [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
-    )
+    if timed_run is None:
+        return [None, None]
+    return [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
 
 
 DECODING_COLUMNS = (

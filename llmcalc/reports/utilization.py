@@ -31,11 +31,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
         if dtype.startswith("float") and units.DTYPE_BITS[dtype] < dtype_bits
     ]
     widest_format = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
-    advice_text = (
-        f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
-        if widest_format
-        else ""
-    )
+    advice_text = ""
+    if widest_format:
+        advice_text = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
     return [
         "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice_text
     ]

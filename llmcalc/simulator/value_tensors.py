@@ -156,11 +156,9 @@ class ValueTensors:
         value_tensor = (
             self.tensor_of(recorded_value) if operation is None else self.tensor_read_by(operation, recorded_value)
         )
-        return (
-            value_tensor
-            if len(recorded_value.axes) == 1
-            else self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
-        )
+        if len(recorded_value.axes) == 1:
+            return value_tensor
+        return self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""

@@ -52,8 +52,6 @@ class LoopedAttention(GroupedQueryMixer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["looped"] = "looped"
     num_attention_heads: Heads
@@ -142,7 +140,6 @@ class LoopedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
 

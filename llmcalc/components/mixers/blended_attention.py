@@ -43,8 +43,6 @@ class BlendedAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Wang et al. 2025 (Baichuan-M1), §2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["blended"] = "blended"
     num_attention_heads: Heads

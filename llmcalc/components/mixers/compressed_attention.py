@@ -195,10 +195,8 @@ def _reference_class() -> type[nn.Module]:
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
             series_width = 2 * entry_width if spec.overlap else entry_width
-            self.kv_proj, self.gate_proj = (
-                nn.Linear(hidden_size, series_width, bias=False),
-                nn.Linear(hidden_size, series_width, bias=False),
-            )
+            self.kv_proj = nn.Linear(hidden_size, series_width, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, series_width, bias=False)
             self.position_bias = vector_module(torch.zeros(self.rate, series_width))
             self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = recurrent_state_class()()
@@ -228,11 +226,9 @@ def _reference_class() -> type[nn.Module]:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)
             kv_entries: Tensor | None = None
             if stored_rows is not None:
-                kv_entries, kv, gate = (
-                    stored_rows[0],
-                    torch.cat([stored_rows[1], kv], 1),
-                    torch.cat([stored_rows[2], gate], 1),
-                )
+                kv_entries = stored_rows[0]
+                kv = torch.cat([stored_rows[1], kv], 1)
+                gate = torch.cat([stored_rows[2], gate], 1)
             window_count = kv.shape[1] // self.rate
             window_tokens = window_count * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]

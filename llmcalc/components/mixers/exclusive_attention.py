@@ -49,8 +49,6 @@ class ExclusiveAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "NeoMME 2026"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["exclusive"] = "exclusive"

@@ -182,11 +182,9 @@ def _reference_class() -> type[nn.Module]:
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            v, decay, beta = (
-                v.unflatten(-1, (-1, dv)).transpose(1, 2),
-                decay.transpose(1, 2)[..., None],
-                beta.transpose(1, 2),
-            )
+            v = v.unflatten(-1, (-1, dv)).transpose(1, 2)
+            decay = decay.transpose(1, 2)[..., None]
+            beta = beta.transpose(1, 2)
             scan_output = self.core(q, k, v, decay, beta, pass_state, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate

@@ -190,24 +190,18 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
-            projections = (
-                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
-                if hasattr(self, f"{projection_letter}_a_proj")
-                else (f"{projection_letter}_proj",)
-            )
-            for projection in projections:
-                x = self.get_submodule(projection)(x)
-            return x
+            if not hasattr(self, f"{projection_letter}_a_proj"):
+                return self.get_submodule(f"{projection_letter}_proj")(x)
+            low_rank_x = self.get_submodule(f"{projection_letter}_a_proj")(x)
+            return self.get_submodule(f"{projection_letter}_b_proj")(low_rank_x)
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits = self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float())
             decay_rate = self.A_log.weight.float().exp()[:, None, None]
-            return (
-                -decay_rate * F.softplus(decay_logits)
-                if self.lower_bound is None
-                else self.lower_bound * (decay_rate * decay_logits).sigmoid()
-            )
+            if self.lower_bound is None:
+                return -decay_rate * F.softplus(decay_logits)
+            return self.lower_bound * (decay_rate * decay_logits).sigmoid()
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)

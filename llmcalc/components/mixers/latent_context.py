@@ -59,8 +59,6 @@ class LatentContextAttention(OptionalWindowMixer):
     """
 
     formula_source: ClassVar[str] = DFLASH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     sees_whole_pass: ClassVar[bool] = True
 
     type: Literal["latent_context"] = "latent_context"

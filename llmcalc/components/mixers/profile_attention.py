@@ -49,8 +49,6 @@ class ProfileAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2026"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     position: ClassVar[None] = None
 
     type: Literal["profile"] = "profile"
@@ -168,10 +166,8 @@ def profile_attention_class() -> type[nn.Module]:
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
-            self.profiles, self.profile_core = (
-                ProfileTable(spec.relative_extent, spec.relative_rank),
-                DistanceProfileBias(),
-            )
+            self.profiles = ProfileTable(spec.relative_extent, spec.relative_rank)
+            self.profile_core = DistanceProfileBias()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, keys: int) -> Tensor:

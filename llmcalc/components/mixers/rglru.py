@@ -57,11 +57,9 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        lru_axis, block_count, kernel_size = (
-            Axis("lru", self.lru_width),
-            Axis("blocks", self.num_attention_heads),
-            self.conv1d_width,
-        )
+        lru_axis = Axis("lru", self.lru_width)
+        block_count = Axis("blocks", self.num_attention_heads)
+        kernel_size = self.conv1d_width
         gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
         inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
         inner_x = recorder.conv(

@@ -163,11 +163,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             receptance, k, v, removal_key, learning_rate = (
                 tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
             )
-            wkv_state = (
-                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
-                if stored_state is None
-                else stored_state[0]
-            )
+            if stored_state is None:
+                wkv_state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+            else:
+                wkv_state = stored_state[0]
             token_outputs = []
             for token in range(receptance.shape[1]):
                 removed_value = wkv_state @ -removal_key[:, token, :, :, None]

@@ -122,11 +122,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            wkv_state = (
-                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
-                if stored_state is None
-                else stored_state[0]
-            )
+            if stored_state is None:
+                wkv_state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+            else:
+                wkv_state = stored_state[0]
             token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
             for token in range(receptance.shape[1]):
                 state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
@@ -153,10 +152,8 @@ def _reference_class() -> type[nn.Module]:
                 self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
             for input_name in ("receptance", "key", "value", "gate"):
                 self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
-            self.time_decay, self.time_first = (
-                vector_module(torch.linspace(-5, 1, heads_width)),
-                vector_module(torch.zeros(heads_width)),
-            )
+            self.time_decay = vector_module(torch.linspace(-5, 1, heads_width))
+            self.time_first = vector_module(torch.zeros(heads_width))
             self.wkv = WkvRecurrence()
             self.shift_state: Any = recurrent_state_class()()
             self.recurrent_state: Any = recurrent_state_class()()

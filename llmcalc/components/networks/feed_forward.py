@@ -147,11 +147,9 @@ class FeedForward(SingleWidthNetwork):
         projected_x = recorder.linear(
             "down_proj", recorder.dropout(projected_x, "activation"), *x.axes, bias=self.down_bias
         )
-        return (
-            recorder.mul(projected_x, recorder.vector("output_scale", Axis("one", 1)))
-            if self.output_scale
-            else projected_x
-        )
+        if self.output_scale:
+            return recorder.mul(projected_x, recorder.vector("output_scale", Axis("one", 1)))
+        return projected_x
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
@@ -280,11 +278,8 @@ def _reference_class() -> type[nn.Module]:
             hidden = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
             hidden = hidden * activate(self.up_act, self.up_proj(x)) if has_gate else hidden
             hidden = self.sub_norm(hidden) if hasattr(self, "sub_norm") else hidden
-            hidden = (
-                hidden
-                if part_factors is None
-                else (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
-            )
+            if part_factors is not None:
+                hidden = (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             network_output: Tensor = self.down_proj(apply_dropout(self, "activation", hidden))
             return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 

@@ -176,10 +176,8 @@ class RouterMLP(Router):
     score_correction: Correction | None = None
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis, feature_axis = (
-            Axis("classes", classes + 1 if self.skip else classes),
-            Axis("router", self.router_hidden_size),
-        )
+        axis = Axis("classes", classes + 1 if self.skip else classes)
+        feature_axis = Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
             router_features = recorder.linear("down_proj", x, feature_axis, bias=True)
             router_features = recorder.carry(
@@ -348,10 +346,8 @@ def _reference_classes() -> dict[str, type[Any]]:
             expert_weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skips_expert = top_experts == self.none_of_them
-                expert_weights, top_experts = (
-                    expert_weights.masked_fill(skips_expert, 0.0),
-                    top_experts.masked_fill(skips_expert, 0),
-                )
+                expert_weights = expert_weights.masked_fill(skips_expert, 0.0)
+                top_experts = top_experts.masked_fill(skips_expert, 0)
             return expert_weights, top_experts
 
     class TableRouterModules(RouterModules):

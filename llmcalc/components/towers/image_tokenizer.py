@@ -360,11 +360,9 @@ def _reference_class() -> type[nn.Module]:
             return conv_output + (x if self.shortcut is None else self.shortcut(x))
 
     def build_norm(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
-        return (
-            CodeConditionedNorm(spec, channels)
-            if reads_codes
-            else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
-        )
+        if reads_codes:
+            return CodeConditionedNorm(spec, channels)
+        return nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
 
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
@@ -436,11 +434,8 @@ def _reference_class() -> type[nn.Module]:
             level_module = self.get_submodule(f"level_{level_index}")
             for block_index in range(1, block_count + 1):
                 x = level_module.get_submodule(f"block_{block_index}")(x, *codes)
-                x = (
-                    self.attend(level_module, f"attn_{block_index}", x, *codes)
-                    if level_index in self.spec.attn_resolutions
-                    else x
-                )
+                if level_index in self.spec.attn_resolutions:
+                    x = self.attend(level_module, f"attn_{block_index}", x, *codes)
             return x
 
         def run_middle_blocks(self, x: Tensor, *codes: Tensor) -> Tensor:

@@ -238,11 +238,9 @@ class MobileNet(TowerPart):
             block_output = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
             block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
-        return (
-            recorder.add(x, block_output)
-            if block_output.rows == x.rows and are_equal(x.width, block_output.width)
-            else block_output
-        )
+        if block_output.rows == x.rows and are_equal(x.width, block_output.width):
+            return recorder.add(x, block_output)
+        return block_output
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
@@ -477,16 +475,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.heads, self.width, inner_width = (
-                spec.num_attention_heads,
-                in_channels,
-                spec.num_attention_heads * spec.head_dim,
-            )
+            self.heads = spec.num_attention_heads
+            self.width = in_channels
+            inner_width = spec.num_attention_heads * spec.head_dim
             self.add_norm("norm", in_channels)
-            self.q_proj, self.o_proj = (
-                SamePaddingConv(in_channels, inner_width, 1, bias=False),
-                SamePaddingConv(inner_width, in_channels, 1, bias=False),
-            )
+            self.q_proj = SamePaddingConv(in_channels, inner_width, 1, bias=False)
+            self.o_proj = SamePaddingConv(inner_width, in_channels, 1, bias=False)
             for projection_letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(

@@ -275,10 +275,8 @@ class VisionTower(TowerPart):
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral_block = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
-        image_patches, video_patches = (
-            Patches(patch_size=2, bias=True),
-            Patches(patch_size=2, num_channels=2, temporal_patch_size=2),
-        )
+        image_patches = Patches(patch_size=2, bias=True)
+        video_patches = Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(
             attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"

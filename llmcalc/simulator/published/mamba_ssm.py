@@ -496,11 +496,9 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         dz, du, ddt = split_parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = (
-            _split_heads_by_size(aten, dim, dx),
-            _split_heads_by_size(aten, state_size, db),
-            _split_heads_by_size(aten, state_size, dc),
-        )
+        dx = _split_heads_by_size(aten, dim, dx)
+        db = _split_heads_by_size(aten, state_size, db)
+        dc = _split_heads_by_size(aten, state_size, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = _split_heads_by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))

@@ -342,11 +342,10 @@ class AttentionKernels(Lowering):
         softmax_runs_in_float32 = softmax_in_float32 or (sinks is None and self.autocasts_to_float32)
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
-            sink = (
-                self.scores_of_sink_keys(q, sinks, scores)
-                if len(sinks.shape) == 2
-                else self.expand_sinks(sinks, scores)
-            )
+            if len(sinks.shape) == 2:
+                sink = self.scores_of_sink_keys(q, sinks, scores)
+            else:
+                sink = self.expand_sinks(sinks, scores)
             key_count = scores.shape[-1]
             attention_weights = aten.to(
                 aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype

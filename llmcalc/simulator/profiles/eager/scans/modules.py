@@ -153,11 +153,10 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         x, state_name = self.channels_first_input(operation), operation.options["state"]
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
-            y = (
-                self.causal_conv(operation, x)
-                if self.store is None
-                else self.convolve_after_state(operation, x, state_name)
-            )
+            if self.store is None:
+                y = self.causal_conv(operation, x)
+            else:
+                y = self.convolve_after_state(operation, x, state_name)
         else:
             self.cache_last_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
