@@ -8,7 +8,7 @@ patches in some layers.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -291,73 +291,34 @@ class VisionTower(TowerPart):
         windowed_stack = Stack(
             num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )
-        stacks = [
-            Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
-            Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms),
-            mixed_layers_stack,
-            Stack(num_hidden_layers=2, block=scaled_block),
-        ]
+        plain_stack = Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm)
+        rotary_stack = Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms)
+        scaled_stack = Stack(num_hidden_layers=2, block=scaled_block)
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         window_merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
-        gated_block = siglip.model_copy(update={"residual_scale": "gate"})
+        gated_stack = Stack(num_hidden_layers=2, block=siglip.model_copy(update={"residual_scale": "gate"}))
+        tiles = TilePositions(max_tiles=2, image_kinds=4)
+        image_tower = partial(cls, hidden_size=12, patches=image_patches)
+        video_tower = partial(cls, hidden_size=10, patches=video_patches)
+        with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
         return [
-            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=window_merger, upper_stack=stacks[0]),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-                tiles=TilePositions(max_tiles=2, image_kinds=4),
-                upper_stack=Stack(num_hidden_layers=2, block=gated_block),
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=16),
-                pooling=pooling,
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-            ),
-            cls(hidden_size=10, patches=video_patches, stack=stacks[1], frees_first_input=True),
-            cls(hidden_size=12, patches=image_patches, stack=stacks[2]),
-            cls(
-                hidden_size=10,
-                patches=video_patches,
-                stack=windowed_stack,
-                image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[3],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[3],
+            image_tower(stack=scaled_stack, merger=window_merger, upper_stack=plain_stack),
+            with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
+            image_tower(stack=plain_stack, positions=PatchPositions(rows=16), pooling=pooling),
+            with_class_embedding(stack=plain_stack),
+            video_tower(stack=rotary_stack, frees_first_input=True),
+            image_tower(stack=mixed_layers_stack),
+            video_tower(stack=windowed_stack, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
+            with_class_embedding(stack=scaled_stack),
+            image_tower(
+                stack=scaled_stack,
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
                 registers=3,
                 video_frames=2,
                 summary_vectors=2,
             ),
-            cls(
-                hidden_size=10,
-                patches=video_patches,
-                stack=stacks[1],
-                positions=PatchPositions(rows=9, axes=2),
-                standardize=True,
-                clamps=28,
-            ),
+            video_tower(stack=rotary_stack, positions=PatchPositions(rows=9, axes=2), standardize=True, clamps=28),
         ]
 
 
