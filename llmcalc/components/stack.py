@@ -486,7 +486,7 @@ class Stack(Component):
             altup_num_inputs=3,
         )
 
-        def stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Self:
+        def stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
             return cls(num_hidden_layers=layer_count, block=layer, **stack_fields)
 
         unweighted_rms = Norm(type="rmsnorm", weight=False)

@@ -91,7 +91,7 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
     if expression.is_Symbol:
         return formula_style.symbol(expression.name)
     if expression.is_Add:
-        return _write_sum(expression, formula_style)
+        return " ".join(terms_of_sum(expression, formula_style))
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
         ceiling_operand = _ceiling_argument(expression)
         if ceiling_operand is not None:
@@ -125,10 +125,6 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
             f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
         )
     return term_texts
-
-
-def _write_sum(expression: Any, formula_style: FormulaStyle) -> str:
-    return " ".join(terms_of_sum(expression, formula_style))
 
 
 def _write_product(expression: Any, formula_style: FormulaStyle) -> str:

@@ -151,7 +151,7 @@ def report(
     )
     json_document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
-        "decoding": _decoding_data(fit_answer),
+        "decoding": [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding],
     }
     if fit_answer.decoding:
         shared_content = shared_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
@@ -198,10 +198,6 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
         f"times are in 16 bits, in which {timed_run.stack.title} loads weights published in float32; bytes are of "
         "float32: --dtype in 16 bits halves them"
     ]
-
-
-def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
-    return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
 
 
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:

@@ -26,8 +26,8 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    RecurrentMixer,
     SizeSymbol,
-    TokenMixer,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
@@ -41,7 +41,7 @@ LinearHeads: TypeAlias = Annotated[int, SizeSymbol("a_l")]
 LinearHeadDim: TypeAlias = Annotated[int, SizeSymbol("d_l")]
 
 
-class KimiDeltaAttention(TokenMixer):
+class KimiDeltaAttention(RecurrentMixer):
     """Kimi Delta Attention, with the field names of Kimi Linear's config.
 
     linear_num_heads: the number of heads, each with a state of linear_head_dim × linear_head_dim.
@@ -60,8 +60,6 @@ class KimiDeltaAttention(TokenMixer):
     formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = (
         "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
     )

@@ -24,7 +24,7 @@ from ..base import (
     HeadSizes,
     KVHeads,
     Real,
-    TokenMixer,
+    RecurrentMixer,
     check_groups,
 )
 from ..networks.feed_forward import Activation, activate
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LinearAttentionMixer(TokenMixer):
+class LinearAttentionMixer(RecurrentMixer):
     """Linear attention with a decay and a norm on the output of each head; the base of its kinds.
 
     num_attention_heads: the number of query heads, each with a state of linear_key_head_dim × linear_value_head_dim.
@@ -51,8 +51,6 @@ class LinearAttentionMixer(TokenMixer):
     """
 
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
 
     num_attention_heads: Heads
     num_key_value_heads: KVHeads

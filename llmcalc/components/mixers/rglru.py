@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, SizeSymbol, TokenMixer
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RecurrentWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 
-class RGLRU(TokenMixer):
+class RGLRU(RecurrentMixer):
     """Griffin's recurrent block, with the field names of RecurrentGemma's config.
 
     lru_width: the number of channels of the recurrence.
@@ -38,7 +38,6 @@ class RGLRU(TokenMixer):
     formula_source: ClassVar[str] = "De et al. 2024, §2.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
-from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
+from ..base import HeadDim, Heads, ModelProperties, Real, RecurrentMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
@@ -27,7 +27,7 @@ INPUT_NAMES = ("w", "k", "v", "r", "g")
 """Inputs of the decay, the keys, the values, the receptance and the gate."""
 
 
-class RwkvHeadMix(TokenMixer):
+class RwkvHeadMix(RecurrentMixer):
     """Time mixing of RWKV-5, and of RWKV-6 with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
@@ -39,7 +39,6 @@ class RwkvHeadMix(TokenMixer):
 
     formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays of RWKV's states"
 
     type: Literal["rwkv_head_mix"] = "rwkv_head_mix"

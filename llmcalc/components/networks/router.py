@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import ONE_GROUP, ExpertGroups
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width, check_divisor
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, vector_module
@@ -130,11 +130,7 @@ class LinearRouter(Router):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
         all_groups, top_groups = self.expert_groups
-        if num_experts % all_groups:
-            raise ValueError(
-                f"router.n_group: {all_groups} does not divide num_experts {num_experts}; expected a divisor of "
-                f"{num_experts}"
-            )
+        check_divisor("router.n_group", all_groups, "num_experts", num_experts)
         if not all_groups >= top_groups >= num_experts_per_tok * all_groups / num_experts:
             fewest_groups = -(-num_experts_per_tok * all_groups // num_experts)
             raise ValueError(

@@ -53,10 +53,6 @@ class AudioTower(TowerPart):
         self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", grid=True))
         return self
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         assert self.stack.stem is not None
         return self.stack.stem.frames_of_recording()

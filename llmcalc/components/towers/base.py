@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 
 class TowerPart(Component):
-    """A vision encoder, an audio encoder or a projector in front of a text model."""
+    """A vision encoder, an audio encoder or a projector in front of a text model.
+
+    A subclass declares hidden_size, or states its output's width.
+    """
+
+    if TYPE_CHECKING:
+        hidden_size: int
 
     @property
     def output_width(self) -> int:
         """The width of the tower's output."""
-        raise TypeError(f"{type(self).__name__} does not say how wide its output is")
+        return self.hidden_size
 
     @property
     def frames_per_image(self) -> int:

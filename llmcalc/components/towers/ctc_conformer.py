@@ -70,10 +70,6 @@ class CtcConformer(TowerPart):
             raise ValueError(f"block: {self.block} frames; expected at most max_distance ({self.max_distance})")
         return self
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 

@@ -138,10 +138,6 @@ class DiarizedEncoder(TowerPart):
             stack.check_stack_position(StackPosition(stack_name, width, "encoder"))
         return self
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)
 

@@ -189,10 +189,6 @@ class MobileNet(TowerPart):
         patch_side = 2 * prod(_total_stride(group.blocks) for stage in self.stages for group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return self.patches.pixel_values()
 

@@ -40,10 +40,6 @@ class PatchEmbedder(TowerPart):
     norm: Norm | None = None
     image: ImageInput | None = None
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return self.patches.pixel_values()
 

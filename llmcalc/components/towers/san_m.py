@@ -60,10 +60,6 @@ class SanMEncoder(TowerPart):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
         return self
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)
 

@@ -188,10 +188,6 @@ class VisionTower(TowerPart):
         """The number of learned vectors beside the patches."""
         return int(self.class_embedding) + self.registers
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return self.patches.pixel_values()
 
