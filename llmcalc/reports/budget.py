@@ -18,6 +18,7 @@ from .document import (
     Row,
     Table,
     displayed_text,
+    row,
     with_notes_below,
     without_repetitions,
 )
@@ -63,17 +64,15 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
 def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
-        Row(
-            [
-                _check_name(check),
-                DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
-                DisplayedValue(
-                    _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
-                    _limits_text(check, partial(_limit_text, check)),
-                ),
-                _write_share(check),
-                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
-            ]
+        row(
+            _check_name(check),
+            DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
+            DisplayedValue(
+                _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
+                _limits_text(check, partial(_limit_text, check)),
+            ),
+            _write_share(check),
+            "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
         )
         for check in budget_checks
         if check.target == model_target

@@ -14,7 +14,7 @@ from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
 from ..studies.distinct_layers import distinct_blocks
-from .document import Column, Report, Row, Table, single_document_or_list, with_notes_below
+from .document import Column, Report, Row, Table, row, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
@@ -173,7 +173,7 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     ]
     cells_by_model = [_cells_of_lines(model_quantities, lines) for _, model_quantities in model_block]
     table_rows = [
-        Row([row_label.strip(), *cell_texts], depth=int(row_label.startswith(" ")))
+        row(row_label.strip(), *cell_texts, depth=int(row_label.startswith(" ")))
         for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
         if any(cell_texts)
     ]

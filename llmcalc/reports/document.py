@@ -98,6 +98,11 @@ class Row(NamedTuple):
     is_sum: bool = False
 
 
+def row(*cells: Any, depth: int = 0, is_bold: bool = False, is_sum: bool = False) -> Row:
+    """Returns a row of these cells. depth, is_bold, is_sum: as in `Row`."""
+    return Row(list(cells), depth, is_bold, is_sum)
+
+
 class Table(NamedTuple):
     """A table of an answer.
 

@@ -13,7 +13,7 @@ from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, FormulaSection
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic_model import KEYS, missing_sympy_error
-from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
+from .document import Column, Report, Row, Table, row, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
 from .rank_texts import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
@@ -341,7 +341,12 @@ def _formula_rows(
             for formula_line in _break_lines(("= " if line_index else "") + formula_text, line_width)
         ]
     return [
-        Row([formula_name if line_index == 0 else "", formula_line], depth if line_index == 0 else 0, is_bold)
+        row(
+            formula_name if line_index == 0 else "",
+            formula_line,
+            depth=depth if line_index == 0 else 0,
+            is_bold=is_bold,
+        )
         for line_index, formula_line in enumerate(lines)
     ]
 
@@ -421,7 +426,7 @@ def _legend_table(explanation: Explanation) -> list[Table]:
         Column("value", "value", lambda value: f"{value:,}"),
     )
     table_rows = [
-        Row([symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"]])
+        row(symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"])
         for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
     return [Table("", table_columns, table_rows, name="symbols")] if table_rows else []

@@ -22,7 +22,7 @@ from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import CountedAnswer
 from .bars import TextBar
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 from .node_tree import Figures, node_figures_data, tree_data
@@ -160,8 +160,15 @@ def _component_table(
         text_bar = None
         if not (depth or is_bold):
             text_bar = TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
-        return Row(
-            [component_name, flops / tokens, flops, flops / total_flops, text_bar], depth, is_bold, is_sum=is_bold
+        return row(
+            component_name,
+            flops / tokens,
+            flops,
+            flops / total_flops,
+            text_bar,
+            depth=depth,
+            is_bold=is_bold,
+            is_sum=is_bold,
         )
 
     table_rows: list[Row] = []

@@ -15,7 +15,7 @@ from ..sources.presets import model_names
 from . import bars, palette
 from .answer import CountedAnswer
 from .bars import TextBar
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .node_tree import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text, unread_format_notes
 from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
@@ -65,11 +65,16 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
     if rank_share is not None:
         json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
-    table_rows.append(Row(["total", None, None, total_params, 1.0, None], is_bold=True, is_sum=True))
+    table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
     if parameter_count.active != total_params:
         table_rows.append(
-            Row(
-                ["active per token", None, None, parameter_count.active, parameter_count.active / total_params, None],
+            row(
+                "active per token",
+                None,
+                None,
+                parameter_count.active,
+                parameter_count.active / total_params,
+                None,
                 is_bold=True,
                 is_sum=True,
             )
@@ -136,15 +141,13 @@ def _add_rows(
 
 
 def _component_row(row_name: str, params_per_repeat: int, repeat_count: int, total_params: int, depth: int) -> Row:
-    return Row(
-        [
-            row_name,
-            params_per_repeat,
-            repeat_count if repeat_count > 1 else None,
-            params_per_repeat * repeat_count,
-            params_per_repeat * repeat_count / total_params,
-        ],
-        depth,
+    return row(
+        row_name,
+        params_per_repeat,
+        repeat_count if repeat_count > 1 else None,
+        params_per_repeat * repeat_count,
+        params_per_repeat * repeat_count / total_params,
+        depth=depth,
     )
 
 

@@ -11,7 +11,7 @@ from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, ModelShape, ShapeStudy
 from .compare import BAND, aspect_text
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, row
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
 
@@ -147,21 +147,19 @@ def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_shape_size_cells(shape), *cost_cells], is_bold=shape.target)
+    return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.target)
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
     verdicts, layers = model_shape.verdicts, model_shape.stack.num_hidden_layers
     kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
     tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
-    return Row(
-        [
-            *_shape_size_cells(model_shape),
-            kaplan_verdict,
-            tay_verdict,
-            verdicts.critical_depth,
-            "past" if verdicts.past_critical else "within",
-        ],
+    return row(
+        *_shape_size_cells(model_shape),
+        kaplan_verdict,
+        tay_verdict,
+        verdicts.critical_depth,
+        "past" if verdicts.past_critical else "within",
         is_bold=model_shape.target,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..studies.utilization import Utilization
-from .document import Column, Row, Table
+from .document import Column, Table, row
 
 EXACT_CAUSAL = "exact_causal"
 """The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
@@ -50,14 +50,12 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         Column("hfu", "HFU", units.percent),
     )
     table_rows = [
-        Row(
-            [
-                utilization_row.name,
-                utilization_row.formula,
-                utilization_row.flops_per_token,
-                utilization_row.mfu,
-                utilization_row.hfu,
-            ],
+        row(
+            utilization_row.name,
+            utilization_row.formula,
+            utilization_row.flops_per_token,
+            utilization_row.mfu,
+            utilization_row.hfu,
             is_bold=utilization_row.key.startswith("exact_"),
         )
         for utilization_row in utilization.conventions

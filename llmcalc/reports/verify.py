@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
-from .document import Column, Report, Row, Table, single_document_or_list
+from .document import Column, Report, Row, Table, row, single_document_or_list
 from .notes import plural
 
 SHORT = {
@@ -327,13 +327,11 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
             comparisons = list(quantity_group)
             listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
             table_rows = [
-                Row(
-                    [
-                        _node_path_or_peak_moment(comparison),
-                        comparison.closed_form,
-                        "none" if comparison.measured is None else comparison.measured,
-                        comparison.explanation(model_verdict.sizes),
-                    ]
+                row(
+                    _node_path_or_peak_moment(comparison),
+                    comparison.closed_form,
+                    "none" if comparison.measured is None else comparison.measured,
+                    comparison.explanation(model_verdict.sizes),
                 )
                 for comparison in listed_checks
             ]
