@@ -17,15 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import (
-    Flag,
-    HeadDim,
-    Heads,
-    KVHeads,
-    ModelProperties,
-    Window,
-    check_groups,
-)
+from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward

@@ -33,14 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import (
-    PassState,
-    attention_mask,
-    cache_class,
-    recurrent_state_class,
-    softmax_core_class,
-    vector_module,
-)
+from ..runtime import PassState, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:

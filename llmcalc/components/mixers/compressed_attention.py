@@ -18,12 +18,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.rows import Rows
-from ..base import (
-    BY_TORCH,
-    Flag,
-    ModelProperties,
-    PartWitness,
-)
+from ..base import BY_TORCH, Flag, ModelProperties, PartWitness
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at

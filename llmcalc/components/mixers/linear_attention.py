@@ -17,16 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
-from ..base import (
-    ChunkSize,
-    Flag,
-    Heads,
-    HeadSizes,
-    KVHeads,
-    Real,
-    RecurrentMixer,
-    check_groups,
-)
+from ..base import ChunkSize, Flag, Heads, HeadSizes, KVHeads, Real, RecurrentMixer, check_groups
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class

@@ -18,16 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import BlockRows, RowsWithBlockSummaries
-from ..base import (
-    BY_TORCH,
-    ChunkSize,
-    HeadDim,
-    Heads,
-    ModelProperties,
-    PartWitness,
-    ScoreBias,
-    Window,
-)
+from ..base import BY_TORCH, ChunkSize, HeadDim, Heads, ModelProperties, PartWitness, ScoreBias, Window
 from ..norm import Norm
 from ..runtime import PassState, apply_dropout
 from .grouped_query import MultiHeadMixer

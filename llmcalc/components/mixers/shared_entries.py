@@ -18,15 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    Flag,
-    ModelProperties,
-    Part,
-    PartWitness,
-    TopK,
-    Window,
-)
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
