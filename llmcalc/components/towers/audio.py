@@ -24,14 +24,14 @@ from ..norm import Norm
 from ..runtime import PassState
 from ..stack import Stack
 from ..stem import ConvStem
-from .base import TowerPart
+from .base import EncoderTower
 from .subsampling import SpectrumConv, Subsampling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class AudioTower(TowerPart):
+class AudioTower(EncoderTower):
     """An audio encoder: frames → the stack's stem, positions and bidirectional layers → hidden_size.
 
     hidden_size: the width.

@@ -14,18 +14,12 @@ if TYPE_CHECKING:
 
 
 class TowerPart(Component):
-    """A vision encoder, an audio encoder or a projector in front of a text model.
-
-    A subclass declares hidden_size, or states its output's width.
-    """
-
-    if TYPE_CHECKING:
-        hidden_size: int
+    """A vision encoder, an audio encoder or a projector in front of a text model."""
 
     @property
     def output_width(self) -> int:
         """The width of the tower's output."""
-        return self.hidden_size
+        raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
     @property
     def frames_per_image(self) -> int:
@@ -35,6 +29,17 @@ class TowerPart(Component):
     def input_value(self) -> Value:
         """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")
+
+
+class EncoderTower(TowerPart):
+    """An encoder whose output is as wide as its layers; a subclass declares hidden_size."""
+
+    if TYPE_CHECKING:
+        hidden_size: int
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
 
 
 class LearnedQueries(Part):

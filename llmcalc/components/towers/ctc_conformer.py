@@ -23,13 +23,13 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
-from .base import TowerPart
+from .base import EncoderTower
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class CtcConformer(TowerPart):
+class CtcConformer(EncoderTower):
     """A conformer: stacked frames of a spectrum → hidden_size → layers, with labels predicted after half of them.
 
     input_size: the number of values per frame.

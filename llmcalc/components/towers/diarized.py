@@ -24,7 +24,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
 from ..stack import Stack
-from .base import TowerPart
+from .base import EncoderTower
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +101,7 @@ class WordTimestamps(Part):
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
 
 
-class DiarizedEncoder(TowerPart):
+class DiarizedEncoder(EncoderTower):
     """A speech encoder that adds the sinusoids of the active speakers to its output.
 
     num_mel_bins: the number of mel bins of a frame.

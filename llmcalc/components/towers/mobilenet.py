@@ -24,7 +24,7 @@ from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import softmax_core_class, vector_module
-from .base import TowerPart
+from .base import EncoderTower
 from .vision import Patches
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class GridStage(Part):
     groups: tuple[BlockGroup, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
 
 
-class MobileNet(TowerPart):
+class MobileNet(EncoderTower):
     """A MobileNet: pixels → a stem with stride 2 → stages of blocks → the fusion of the last stages' outputs.
 
     The fusion brings the outputs of the last `fused_stages` stages to the largest of their grids, side by side, and has

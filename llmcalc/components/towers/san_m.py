@@ -20,13 +20,13 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
-from .base import TowerPart, check_head_width, later_layer_kinds
+from .base import EncoderTower, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class SanMEncoder(TowerPart):
+class SanMEncoder(EncoderTower):
     """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.

@@ -27,7 +27,7 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import PassState, vector_module
 from ..stack import Stack
-from .base import TowerPart
+from .base import EncoderTower
 from .window_merger import WindowMerger
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AttentionPooling(Part):
         )
 
 
-class VisionTower(TowerPart):
+class VisionTower(EncoderTower):
     """A vision encoder: patches → vectors of hidden_size → the layers of a bidirectional stack.
 
     hidden_size: the width.
