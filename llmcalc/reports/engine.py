@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
 from .notes import device_phrase, published_tag_notes, tag_format_notes
 from .summary import model_data
 
@@ -114,9 +114,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(json_documents[0] if len(json_documents) == 1 else json_documents, [table]).with_target(
-        engine_uses[0].preset.target
-    )
+    return Report(single_document_or_list(json_documents), [table]).with_target(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -255,17 +253,11 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
         return []
     defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
-    has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
-    if has_fewer_gpus:
+    gpu_notes: list[str] = []
+    if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
         gpu_notes = [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
-    else:
-        gpu_notes = []
-    return [
-        *default_notes,
-        *gpu_notes,
-        *launched_run.notes,
-        *(f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()),
-    ]
+    unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()]
+    return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:

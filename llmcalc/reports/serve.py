@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .. import units
@@ -206,9 +207,8 @@ They are compared by the likely first token of a burst, and by that of spread ar
 def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
-    servers_in_order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     table_rows = []
-    for server_index in servers_in_order:
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
         server, server_point = servers.servers[server_index], servers.points[server_index]
         keeps_limits = servers.limit_verdicts[server_index]
         shown_point = server_point or servers.curves[server_index][-1 if serve_study.limits.concurrency else 0]
@@ -234,9 +234,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(
-        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
-    ):
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
         seconds = [
             DisplayedValue(time_spread.estimate, _range_cell(time_spread))
