@@ -251,6 +251,14 @@ class ValueTensors:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
 
+    def run_kernel_of_op(self, operation: Step, prefix: str) -> None:
+        """Runs the profile's method `<prefix>_<class of the operation>`."""
+        op_name = type(operation.op).__name__
+        kernel = getattr(self, f"{prefix}_{op_name}", None)
+        if kernel is None:
+            raise self.unknown_verb_error(operation, op_name)
+        kernel(operation)
+
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
         """Creates the error for a verb that no profile implements."""
         reason = f"the memory of {verb!r} is not modelled; params, flops and kv count this model"

@@ -205,11 +205,7 @@ class AttentionKernels(Lowering):
 
     def do_attention(self, operation: Step) -> None:
         """Runs attention by the profile's method that is named after the attention operation."""
-        op_name = type(operation.op).__name__
-        kernel = getattr(self, f"attention_{op_name}", None)
-        if kernel is None:
-            raise self.unknown_verb_error(operation, op_name)
-        kernel(operation)
+        self.run_kernel_of_op(operation, "attention")
 
     def attention_AttentionCore(self, operation: Step) -> None:
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])

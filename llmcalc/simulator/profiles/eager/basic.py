@@ -308,11 +308,7 @@ class BasicKernels(Lowering):
 
     def do_core(self, operation: Step) -> None:
         """Runs a matrix product or a scan by the profile's method that is named after the operation."""
-        op_name = type(operation.op).__name__
-        kernel = getattr(self, f"core_{op_name}", None)
-        if kernel is None:
-            raise self.unknown_verb_error(operation, op_name)
-        kernel(operation)
+        self.run_kernel_of_op(operation, "core")
 
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
