@@ -276,9 +276,11 @@ def _reference_class() -> type[nn.Module]:
             q, k = self._convolve_queries_and_keys(
                 self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), pass_state
             )
-            q = self._scale_and_rotate(q, pass_state)
-            k = self._scale_and_rotate(k, pass_state) * self.key_scale.weight[:, None, None]
-            v = self._mix_values(x, pass_state).transpose(1, 2)
+            q, k, v = (
+                self._scale_and_rotate(q, pass_state),
+                self._scale_and_rotate(k, pass_state) * self.key_scale.weight[:, None, None],
+                self._mix_values(x, pass_state).transpose(1, 2),
+            )
             k, v = self.cache(pass_state, k, v)
             mask = attention_mask(pass_state, x, k, causal=self.causal, window=self.spec.sliding_window)
             k, v = self._for_each_query_head(k, v)

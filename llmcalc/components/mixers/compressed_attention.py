@@ -221,9 +221,11 @@ def _reference_class() -> type[nn.Module]:
             kv, gate, stored_rows = self.kv_proj(x), self.gate_proj(x), self.cache.load(pass_state)
             kv_entries: Tensor | None = None
             if stored_rows is not None:
-                kv_entries = stored_rows[0]
-                kv = torch.cat([stored_rows[1], kv], 1)
-                gate = torch.cat([stored_rows[2], gate], 1)
+                kv_entries, kv, gate = (
+                    stored_rows[0],
+                    torch.cat([stored_rows[1], kv], 1),
+                    torch.cat([stored_rows[2], gate], 1),
+                )
             window_count = kv.shape[1] // self.rate
             window_tokens = window_count * self.rate
             unpooled_rows = kv[:, window_tokens:], gate[:, window_tokens:]

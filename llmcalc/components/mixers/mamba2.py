@@ -216,10 +216,12 @@ def scan_class() -> type[nn.Module]:
                 padded_chunks = nn.functional.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, padding_tokens))
                 return padded_chunks.unflatten(1, (-1, self.chunk)).movedim(3, 1)
 
-            x = split_into_chunks(x)
-            log_decay = split_into_chunks(log_decay)
-            b = split_into_chunks(b)
-            c = split_into_chunks(c)
+            x, log_decay, b, c = (
+                split_into_chunks(x),
+                split_into_chunks(log_decay),
+                split_into_chunks(b),
+                split_into_chunks(c),
+            )
             cumulative_decay = log_decay.cumsum(-1)
             chunk_output = (c @ b.transpose(-1, -2) * pairwise_decays(log_decay)) @ x
             chunk_states = (x * torch.exp(cumulative_decay[..., -1:] - cumulative_decay)[..., None]).transpose(

@@ -152,9 +152,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 )
                 peak = torch.maximum(largest_exponent + decay, key)
                 state_weight, token_weight = (largest_exponent + decay - peak).exp(), (key - peak).exp()
-                numerator = state_weight * numerator + token_weight * value
-                denominator = state_weight * denominator + token_weight
-                largest_exponent = peak
+                numerator, denominator, largest_exponent = (
+                    state_weight * numerator + token_weight * value,
+                    state_weight * denominator + token_weight,
+                    peak,
+                )
             self.recurrent_state.keep(pass_state, numerator, denominator, largest_exponent)
             return torch.stack(token_outputs, 1)
 

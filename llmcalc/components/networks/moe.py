@@ -629,8 +629,10 @@ def _reference_class() -> type[nn.Module]:
                     shared_output = self.shared_expert(x)
                 if hasattr(self, "shared_expert_mix"):
                     expert_weights = self.shared_expert_mix(x).softmax(-1)
-                    routed_features = expert_weights[..., :1] * routed_features
-                    shared_output = expert_weights[..., 1:] * shared_output
+                    routed_features, shared_output = (
+                        expert_weights[..., :1] * routed_features,
+                        expert_weights[..., 1:] * shared_output,
+                    )
                 has_gate = hasattr(self, "shared_expert_gate")
                 routed_features = routed_features + (
                     self.shared_expert_gate(x).sigmoid() * shared_output if has_gate else shared_output

@@ -342,8 +342,10 @@ def _reference_classes() -> dict[str, type[Any]]:
             expert_weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skips_expert = top_experts == self.none_of_them
-                expert_weights = expert_weights.masked_fill(skips_expert, 0.0)
-                top_experts = top_experts.masked_fill(skips_expert, 0)
+                expert_weights, top_experts = (
+                    expert_weights.masked_fill(skips_expert, 0.0),
+                    top_experts.masked_fill(skips_expert, 0),
+                )
             return expert_weights, top_experts
 
     class TableRouterModules(RouterModules):
