@@ -415,9 +415,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
             for linear_index, linear_map in enumerate(spec.maps, 1):
-                map_module: nn.Module = nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
+                map_module: nn.Module
                 if linear_map.halves:
                     map_module = nn.Conv2d(input_width, linear_map.size, 3, 2, 1, bias=linear_map.bias)
+                else:
+                    map_module = nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
                 self.add_module(f"map_{linear_index}", map_module)
                 input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:
