@@ -69,11 +69,9 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
         )
         for lock_change in changes
     ]
-    current_program_version = program_version()
+    notes, current_program_version = [], program_version()
     if locked_version != current_program_version:
-        notes = [f"locked by llmcalc {locked_version}, checked by {current_program_version}"]
-    else:
-        notes = []
+        notes.append(f"locked by llmcalc {locked_version}, checked by {current_program_version}")
     json_document = {
         "file": file_name,
         "ok": not changes,

@@ -335,10 +335,9 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 )
                 for comparison in listed_checks
             ]
+            notes = []
             if len(listed_checks) < len(comparisons):
-                notes = [f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)"]
-            else:
-                notes = []
+                notes.append(f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)")
             yield Table(
                 model_verdict.target,
                 table_columns,
