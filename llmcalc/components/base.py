@@ -139,11 +139,13 @@ class ModelProperties:
 
 def check_groups(heads: int, kv_heads: int) -> None:
     """Raises `ValueError` unless the number of query heads is a multiple of `kv_heads`."""
-    if heads % kv_heads:
-        raise ValueError(
-            f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}; expected a divisor of "
-            f"{heads}"
-        )
+    check_divisor("num_key_value_heads", kv_heads, "num_attention_heads", heads)
+
+
+def check_divisor(field_name: str, divisor: int, whole_name: str, whole: int) -> None:
+    """Raises `ValueError` unless the value of a field divides that of another field without a rest."""
+    if whole % divisor:
+        raise ValueError(f"{field_name}: {divisor} does not divide {whole_name} {whole}; expected a divisor of {whole}")
 
 
 def check_top_k(num_experts: int, num_experts_per_tok: int) -> None:
@@ -327,6 +329,8 @@ class TokenMixer(Component):
     """
 
     noun: ClassVar[str] = "mixer"
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
     reads_encoder: ClassVar[bool] = False
     sees_whole_pass: ClassVar[bool] = False
     uncounted_work: ClassVar[str] = ""
@@ -402,6 +406,13 @@ class TokenMixer(Component):
             )
 
 
+class RecurrentMixer(TokenMixer):
+    """The base class of linear attention: token mixers with a state of fixed size in the place of keys and values."""
+
+    node_name: ClassVar[str] = "linear_attn"
+    kind: ClassVar[str] = "linear_attention"
+
+
 class LayerParts(Protocol):
     """The interface of a layer, as other components of the stack see it."""
 
@@ -413,6 +424,8 @@ class LayerParts(Protocol):
 
 class StackPart(Component):
     """A component that occurs once per stack: before, after or beside the layers."""
+
+    kind: ClassVar[str] = "embedding"
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         """Raises `ValueError` if the component does not fit these layers.

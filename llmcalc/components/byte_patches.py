@@ -93,7 +93,6 @@ class PatchStreams(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = "Pagnoni et al. 2024, §3"
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["byte_patches"] = "byte_patches"
     patch_size: int = Field(ge=1, le=MOST_BYTES, strict=True)
@@ -163,11 +162,9 @@ class PatchStreams(ResidualStreams):
             patch_vectors = patch_vectors.view(vector_axis, *x.axes, new_rows=patches)
         recorder.memo["bytes"] = x
         recorder.keep(bytes=x)
-        return (
-            recorder.linear("in_proj", patch_vectors, *hidden_axes, kind=self.kind)
-            if self.projected
-            else patch_vectors.view(*hidden_axes)
-        )
+        if self.projected:
+            return recorder.linear("in_proj", patch_vectors, *hidden_axes, kind=self.kind)
+        return patch_vectors.view(*hidden_axes)
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
         """Records the layers over bytes that follow the layers over patches. x: the patch vectors."""
@@ -240,10 +237,8 @@ def _reference_class() -> type[nn.Module]:
                 x = layer(x, PassState())
             patches = 1 - (-x.shape[1] // self.patch_size)
             patch_of_byte = torch.arange(x.shape[1], device=x.device).add(self.patch_size - 1) // self.patch_size
-            patch_index, empty_maxima = (
-                patch_of_byte[None, :, None].expand_as(x),
-                x.new_zeros(x.shape[0], patches, x.shape[2]),
-            )
+            patch_index = patch_of_byte[None, :, None].expand_as(x)
+            empty_maxima = x.new_zeros(x.shape[0], patches, x.shape[2])
             patch_maxima = empty_maxima.scatter_reduce(1, patch_index, x, "amax", include_self=False)
             return x, self.reads(self.split_into_vectors(patch_maxima), x).unflatten(1, (patches, -1)).flatten(2)
 

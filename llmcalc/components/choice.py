@@ -57,7 +57,7 @@ class PartChoice:
         Raises `PartError` for an error inside the part, and pydantic's own errors for any other value.
         """
         if isinstance(part_or_table, Part):
-            type_name = self._kind_of_component(part_or_table)
+            type_name = str(getattr(part_or_table, "type", self.default)) if len(self.class_paths) > 1 else self.default
             if type_name in self.class_paths and isinstance(part_or_table, self.load_component(type_name)):
                 return part_or_table
             raise PydanticCustomError(
@@ -82,9 +82,6 @@ class PartChoice:
             return cls.model_validate(part_or_table)
         except ValidationError as error:
             raise PartError(cls, error) from None
-
-    def _kind_of_component(self, component: Part) -> str:
-        return str(getattr(component, "type", self.default)) if len(self.class_paths) > 1 else self.default
 
     def _expected_types(self) -> str:
         return ", ".join(f"'{type_name}'" for type_name in self.class_paths)

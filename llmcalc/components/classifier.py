@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.rows import LOGITS, SEQUENCES, Rows
+from ..workload.rows import LOGITS, SEQUENCES
 from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitness
 from .head_transform import Transform
 from .networks.feed_forward import activate
@@ -54,7 +54,7 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        transform, scored_rows = self.transform, self._scored_rows()
+        transform, scored_rows = self.transform, SEQUENCES if self.over == "sequence" else LOGITS
         classifier_input = x.view(*x.axes, new_rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
@@ -64,9 +64,6 @@ class Classifier(Component):
                 classifier_input if transform.norm is None else recorder.part("norm", transform.norm, classifier_input)
             )
         return recorder.linear("out_proj", classifier_input, Axis("labels", self.num_labels), bias=self.bias)
-
-    def _scored_rows(self) -> Rows:
-        return SEQUENCES if self.over == "sequence" else LOGITS
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _classifier_class()(self, model_properties)

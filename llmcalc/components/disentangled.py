@@ -312,10 +312,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             tokens, table_reach = q.shape[-2], self.reach
             if self.spec.within_sequence:
                 largest_distance = min(tokens, table_reach)
-                distance_vectors, table_reach = (
-                    distance_vectors[table_reach - largest_distance : table_reach + largest_distance],
-                    largest_distance,
-                )
+                distance_vectors = distance_vectors[table_reach - largest_distance : table_reach + largest_distance]
+                table_reach = largest_distance
             distance = pass_state.compute_once(
                 ("binned", tokens, table_reach), lambda: self._relative_positions(pass_state, tokens, q.device)
             )

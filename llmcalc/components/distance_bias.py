@@ -144,10 +144,8 @@ class LayerBias(DistanceBuckets, AttentionPosition):
     ) -> tuple[Value, Value | None]:
         from ..workload.derived_rows import TableRows
 
-        bucket_axis, formula_source = (
-            Axis("buckets", self.relative_attention_num_buckets),
-            "Chung et al. 2023 (UniMax), §4",
-        )
+        bucket_axis = Axis("buckets", self.relative_attention_num_buckets)
+        formula_source = "Chung et al. 2023 (UniMax), §4"
         table_rows = TableRows(row_count=bucket_axis.size)
         bias_table, _ = recorder.table(
             "relative_bias", bucket_axis, q.axes[0], of=table_rows, by="all", source=formula_source

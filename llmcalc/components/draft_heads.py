@@ -141,11 +141,9 @@ class SpeculatorHeads(DraftHeads):
         if i > 1 and self.tied:
             projected_state = recorder.apply_again(head_state, shared_weights["proj"])
         else:
-            counted_rows = (
-                MultipliedRows(source_rows=head_state.rows, rows_per_source=self.num_heads - 1)
-                if self.tied and i
-                else None
-            )
+            counted_rows = None
+            if self.tied and i:
+                counted_rows = MultipliedRows(source_rows=head_state.rows, rows_per_source=self.num_heads - 1)
             projected_state = recorder.linear(f"proj_{i}", head_state, *token_vector.axes, counted_rows=counted_rows)
             shared_weights["proj"] = projected_state
         recorder.hold(projected=projected_state)

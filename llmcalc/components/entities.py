@@ -33,7 +33,6 @@ class Entities(StackPart):
     """
 
     formula_source: ClassVar[str] = "Yamada et al. 2020, §3.1"
-    kind: ClassVar[str] = "embedding"
 
     entity_vocab_size: Vocab
     entity_emb_size: Width | None = None
@@ -57,11 +56,9 @@ class Entities(StackPart):
             )
             entity_embeddings = recorder.add(entity_embeddings, table_vector)
         entity_embeddings = recorder.part("norm", self.norm, entity_embeddings)
-        return (
-            entity_embeddings
-            if self.prediction is None
-            else self._record_head(recorder, entity_embeddings, entity_axes, vocab, entity_table)
-        )
+        if self.prediction is None:
+            return entity_embeddings
+        return self._record_head(recorder, entity_embeddings, entity_axes, vocab, entity_table)
 
     def _record_head(self, recorder: Flow, x: Value, entity_axes: Shape, vocab: Axis, entity_table: Weight) -> Value:
         """Records the head that predicts entities. entity_table: the weight of the entities' embedding table."""

@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from .head_transform import Transform
 else:
     Transform, Clusters = (component_type("head_transform:Transform"), component_type("head_clusters:Clusters"))
-    MedusaHeads, SpeculatorHeads = (
-        component_type("draft_heads:MedusaHeads"),
-        component_type("draft_heads:SpeculatorHeads"),
-    )
+    MedusaHeads = component_type("draft_heads:MedusaHeads")
+    SpeculatorHeads = component_type("draft_heads:SpeculatorHeads")
 
 
 class LMHead(Component):
@@ -219,10 +217,8 @@ def _reference_class() -> Callable[..., nn.Module]:
             return draft_heads.reference(model_properties, tokens_read, vocab_size)
         if spec.clusters is not None:
             return spec.clusters.reference(model_properties, vocab_size)
-        return (
-            nn.Linear(width, vocab_size, bias=spec.bias)
-            if spec.transform is None
-            else LMHeadReference(spec, model_properties, vocab_size, width)
-        )
+        if spec.transform is None:
+            return nn.Linear(width, vocab_size, bias=spec.bias)
+        return LMHeadReference(spec, model_properties, vocab_size, width)
 
     return build_head

@@ -28,7 +28,6 @@ class InputFeatures(StackPart):
     """
 
     formula_source: ClassVar[str] = "Su et al. 2022, §3.1"
-    kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(max_length=16)
     embedding_sizes: tuple[Size, ...] = Field(max_length=16)

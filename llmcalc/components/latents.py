@@ -40,7 +40,6 @@ class LatentStreams(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = "Jaegle et al. 2021, §3"
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["latents"] = "latents"
     num_latents: int = Field(ge=1, le=MOST_ROWS, strict=True)

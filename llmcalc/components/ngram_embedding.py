@@ -28,7 +28,6 @@ class NgramEmbedding(StackPart):
     """
 
     formula_source: ClassVar[str] = "Meituan 2026 (arXiv:2601.21204)"
-    kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(min_length=1, max_length=64)
     embedding_size: Size

@@ -80,10 +80,8 @@ class NgramInput(Component):
         recorder.hold(gated=gated_value)
         if kernel_size is None:
             return gated_value
-        normed_value, past_rows = (
-            recorder.norm("conv_norm", gated_value, self.norm, groups=stream_axis),
-            (kernel_size - 1) * self.dilation,
-        )
+        normed_value = recorder.norm("conv_norm", gated_value, self.norm, groups=stream_axis)
+        past_rows = (kernel_size - 1) * self.dilation
         recorder.state("conv_state", *x.axes, Axis("kernel", past_rows), state_kind="conv_state")
         with recorder.function():
             recorder.hold(x=normed_value)
@@ -107,11 +105,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: NgramInput, hidden_size: int) -> None:
             super().__init__()
-            self.spec, streams_width, embedding_width = (
-                spec,
-                spec.streams * hidden_size,
-                spec.ngram_heads * spec.ngram_head_dim,
-            )
+            self.spec = spec
+            streams_width = spec.streams * hidden_size
+            embedding_width = spec.ngram_heads * spec.ngram_head_dim
             self.embedding = nn.Embedding(spec.ngram_rows, spec.ngram_head_dim)
             self.key_proj = nn.Linear(embedding_width, streams_width, bias=False)
             self.value_proj = nn.Linear(embedding_width, hidden_size, bias=False)
@@ -136,11 +132,10 @@ def _reference_class() -> type[nn.Module]:
             assert self.spec.conv_kernel_size is not None
             past_length = (self.spec.conv_kernel_size - 1) * self.spec.dilation
             stored_rows, token_rows = self.conv_state.load(pass_state), x.transpose(1, 2)
-            padded_rows = (
-                F.pad(token_rows, (past_length, 0))
-                if stored_rows is None
-                else torch.cat([stored_rows[0], token_rows], -1)
-            )
+            if stored_rows is None:
+                padded_rows = F.pad(token_rows, (past_length, 0))
+            else:
+                padded_rows = torch.cat([stored_rows[0], token_rows], -1)
             self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - past_length :])
             return self.conv1d(padded_rows).transpose(1, 2)
 

@@ -33,7 +33,6 @@ class PromptTokens(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = "Lester et al. 2021, §2"
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["prompt_tokens"] = "prompt_tokens"
     prompt_types: int = Field(ge=1, le=MOST_PROMPTS, strict=True)

@@ -77,8 +77,6 @@ class RelativeKeyAttention(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Shaw et al. 2018, §3.2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative_keys"] = "relative_keys"

@@ -57,19 +57,13 @@ if TYPE_CHECKING:
     from .token_types import TokenTypes
     from .unused_modules import SecondStream
 else:
-    PerLayerEmbedding, TokenTypes = (
-        component_type("layers.per_layer_embeddings:PerLayerEmbedding"),
-        component_type("token_types:TokenTypes"),
-    )
-    RelativeEmbedding, SideConvolution = (
-        component_type("disentangled:RelativeEmbedding"),
-        component_type("disentangled:SideConvolution"),
-    )
+    PerLayerEmbedding = component_type("layers.per_layer_embeddings:PerLayerEmbedding")
+    TokenTypes = component_type("token_types:TokenTypes")
+    RelativeEmbedding = component_type("disentangled:RelativeEmbedding")
+    SideConvolution = component_type("disentangled:SideConvolution")
     SecondStream, Entities = component_type("unused_modules:SecondStream"), component_type("entities:Entities")
-    InputFeatures, NgramEmbedding = (
-        component_type("input_features:InputFeatures"),
-        component_type("ngram_embedding:NgramEmbedding"),
-    )
+    InputFeatures = component_type("input_features:InputFeatures")
+    NgramEmbedding = component_type("ngram_embedding:NgramEmbedding")
     RelativeKeys = component_type("relative_keys:RelativeKeys")
     RelativeBias, Pooler = component_type("distance_bias:RelativeBias"), component_type("pooler:Pooler")
 
@@ -408,10 +402,8 @@ class Stack(Component):
         self, recorder: Flow, x: Value, kind_name: str, layer: Layer, repeat: Number, layer_indices: Any
     ) -> Value:
         """Records the layers of one kind. If the layers share parameters, the first layer stores them."""
-        shown_label, node_fields = (
-            "" if kind_name == BASE else kind_name,
-            {"kind": "layer", "source": layer.formula_source},
-        )
+        shown_label = "" if kind_name == BASE else kind_name
+        node_fields = {"kind": "layer", "source": layer.formula_source}
         if kind_name not in self.shared_layers:
             return recorder.layers(
                 x, lambda v: layer.flow(recorder, v), repeat, layer_indices, label=shown_label, **node_fields
@@ -493,107 +485,88 @@ class Stack(Component):
             laurel_rank=5,
             altup_num_inputs=3,
         )
+
+        def stack(layer_count: int, layer: AnyLayer, **stack_fields: Any) -> Any:
+            return cls(num_hidden_layers=layer_count, block=layer, **stack_fields)
+
+        unweighted_rms = Norm(type="rmsnorm", weight=False)
+        residual_layers = {
+            "first": block_residual_example(),
+            "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
+            "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
+        }
+        convolved_layers = {
+            "second": convolved_residual_example(attention_blocks=1, starts_block=False),
+            "last": convolved_residual_example(attention_blocks=1, feed_forward_blocks=2, separate_inputs=False),
+        }
+        delayed_layers = {
+            layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
+            for layer_name, mixer in shared_entry_layers.items()
+        }
         return [
-            cls(
-                num_hidden_layers=2,
-                block=altup,
-                per_layer_embedding=embedding_table,
-                streams=AltUp(altup_num_inputs=3),
-                final_norm=rms,
-            ),
-            cls(
-                num_hidden_layers=4,
-                block=gemma_layer,
+            stack(2, altup, per_layer_embedding=embedding_table, streams=AltUp(altup_num_inputs=3), final_norm=rms),
+            stack(
+                4,
+                gemma_layer,
                 variants=sharing_layers,
                 first_layers=(BASE, BASE),
                 pattern=("shares",),
                 per_layer_embedding=embedding_table,
             ),
-            cls(num_hidden_layers=2, block=block, final_norm=Norm(type="rmsnorm")),
-            cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
-            cls(
-                num_hidden_layers=2,
-                block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
-                streams=HyperStreams(hc_mult=3),
-            ),
-            cls(num_hidden_layers=2, block=hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
-            cls(num_hidden_layers=2, block=block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
-            cls(num_hidden_layers=2, block=block, streams=TargetStates(states=1, start="joined", bias=True)),
-            cls(
-                num_hidden_layers=2,
-                block=grouped_conv_example(),
+            stack(2, block, final_norm=rms),
+            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3), final_norm=rms),
+            stack(2, hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5), streams=HyperStreams(hc_mult=3)),
+            stack(2, hyper_example(), streams=HyperStreams(hc_mult=3, merge="mean")),
+            stack(2, block, streams=SelfConditioning(feed_forward=dense_network, norm=rms)),
+            stack(2, block, streams=TargetStates(states=1, start="joined", bias=True)),
+            stack(
+                2,
+                grouped_conv_example(),
                 streams=TargetStates(states=2, start="embedding", output_norm=rms),
                 final_norm=rms,
             ),
-            cls(
-                num_hidden_layers=1,
-                block=draft_example(),
-                streams=TargetStates(states=3, size=12, state_norm=rms),
-                final_norm=rms,
-            ),
-            cls(
-                num_hidden_layers=3,
-                block=block,
+            stack(1, draft_example(), streams=TargetStates(states=3, size=12, state_norm=rms), final_norm=rms),
+            stack(
+                3,
+                block,
                 variants={"first": draft_example(norm_before_residual=True)},
                 first_layers=("first",),
                 streams=TargetStates(states=2, joined_norm=rms, masked=True),
                 final_norm=rms,
             ),
-            cls(num_hidden_layers=3, block=block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
-            cls(
-                num_hidden_layers=5,
-                block=block,
-                variants=layers_by_kind,
-                pattern=(BASE, BASE, "wide"),
-                shared_layers=(BASE, "wide"),
-            ),
-            cls(
-                num_hidden_layers=4,
-                block=block_residual_example(attention_blocks=1, starts_block=False),
-                variants={
-                    "first": block_residual_example(),
-                    "second": block_residual_example(attention_blocks=1, feed_forward_blocks=2),
-                    "last": block_residual_example(attention_blocks=2, feed_forward_blocks=2, starts_block=False),
-                },
+            stack(3, block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
+            stack(5, block, variants=layers_by_kind, pattern=(BASE, BASE, "wide"), shared_layers=(BASE, "wide")),
+            stack(
+                4,
+                block_residual_example(attention_blocks=1, starts_block=False),
+                variants=residual_layers,
                 first_layers=("first", BASE, "second", "last"),
                 streams=BlockResiduals(blocks=2, norm=rms),
                 final_norm=rms,
             ),
-            cls(
-                num_hidden_layers=3,
-                block=gated_streams_example(),
+            stack(
+                3,
+                gated_streams_example(),
                 variants={"ngrams": gated_streams_example(ngram_input=ngram_inputs["local"])},
                 first_layers=(BASE, "ngrams"),
                 streams=GatedStreams(hc_mult=3, hc_lowrank=5, norm=rms),
             ),
-            cls(
-                num_hidden_layers=5,
-                block=delayed_hyper_example(attention=shared_entry_layers["reusing"]),
-                variants={
-                    layer_name: delayed_hyper_example(attention=mixer, ngram_input=ngram_inputs.get(layer_name))
-                    for layer_name, mixer in shared_entry_layers.items()
-                },
+            stack(
+                5,
+                delayed_hyper_example(attention=shared_entry_layers["reusing"]),
+                variants=delayed_layers,
                 first_layers=("finding", "scoring", BASE, "local", "computing"),
                 streams=DelayedHyperStreams(hc_mult=3),
             ),
-            cls(
-                num_hidden_layers=3,
-                block=convolved_residual_example(),
-                variants={
-                    "second": convolved_residual_example(attention_blocks=1, starts_block=False),
-                    "last": convolved_residual_example(
-                        attention_blocks=1, feed_forward_blocks=2, separate_inputs=False
-                    ),
-                },
+            stack(
+                3,
+                convolved_residual_example(),
+                variants=convolved_layers,
                 first_layers=(BASE, "second", "last"),
-                streams=BlockResiduals(blocks=2, norm=Norm(type="rmsnorm", weight=False), normed_values=True),
+                streams=BlockResiduals(blocks=2, norm=unweighted_rms, normed_values=True),
                 final_norm=rms,
             ),
-            cls(
-                num_hidden_layers=2,
-                block=gemma_layer,
-                per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms),
-            ),
+            stack(2, gemma_layer, per_layer_embedding=PerLayerEmbedding(hidden_size_per_layer_input=6, norm=rms)),
         ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -46,8 +46,6 @@ class TargetStates(ResidualStreams):
     masked: whether a learned vector stands for the states of tokens that are not verified yet (P-EAGLE); false by
         default.
     """
-
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["target_states"] = "target_states"
     start: Literal["joined", "states", "embedding", "target", "state"] = "states"
@@ -114,10 +112,8 @@ class TargetStates(ResidualStreams):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the projection of the target's hidden states. x: the token embeddings."""
         hidden_axis = x.axes[-1]
-        state_count, state_width = (
-            Axis("states", self.states),
-            hidden_axis if self.size is None else Axis("target", self.size),
-        )
+        state_count = Axis("states", self.states)
+        state_width = hidden_axis if self.size is None else Axis("target", self.size)
         target_states = recorder.received(x, state_count, state_width)
         if self.masked:
             recorder.vector("mask_hidden", state_count, state_width, role="kept")

@@ -31,7 +31,6 @@ class TokenTypes(StackPart):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    kind: ClassVar[str] = "embedding"
 
     type_vocab_size: Positions | None = None
     task_type_vocab_size: Positions | None = None

@@ -51,7 +51,6 @@ class SecondStream(StackPart):
 
     formula_source: ClassVar[str] = "Yang et al. 2019 (XLNet), §2.3"
     witness: ClassVar[PartWitness] = BY_TORCH
-    kind: ClassVar[str] = "embedding"
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the unused initial vector as a parameter. x: the token embeddings, as wide as the vector."""

@@ -27,7 +27,6 @@ class ValueEmbeddings(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = "NeoMME 2026"
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["value_embeddings"] = "value_embeddings"
     vocab_size: Vocab

@@ -86,10 +86,8 @@ def class_layers(
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
     for node_position, _ in linear_layers(node_tree, included_parts):
         node, parent_position = node_position.node, node_position.parent
-        class_layer_name, published_names = (
-            node.name,
-            () if module_names is None else module_names(_path_of_first_index(node_position)),
-        )
+        class_layer_name = node.name
+        published_names = () if module_names is None else module_names(_path_of_first_index(node_position))
         if published_names:
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:

@@ -250,11 +250,9 @@ def _allocator_evidence(is_complete: bool, micro_batches: int) -> tuple[Status, 
     allocator_source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     if micro_batches:
         return "estimate", f"{allocator_source} for {micro_batches} micro-batches of a step, extrapolated to all"
-    return (
-        ("source", allocator_source)
-        if is_complete
-        else ("estimate", f"{allocator_source} for some layers, extrapolated to all")
-    )
+    if is_complete:
+        return ("source", allocator_source)
+    return ("estimate", f"{allocator_source} for some layers, extrapolated to all")
 
 
 @contextmanager
@@ -331,10 +329,8 @@ class CountedRun:
     ) -> DeviceMemory:
         """Returns the memory of the device. context_bytes: bytes of the CUDA context; others as in `device_memory`."""
         replay_result, allocator_overhead = self.result.copy(), self._allocator_overhead
-        replay_result.rounding_bytes, replay_result.rounding_bytes_after = (
-            allocator_overhead.rounding_bytes,
-            allocator_overhead.rounding_bytes_after,
-        )
+        replay_result.rounding_bytes = allocator_overhead.rounding_bytes
+        replay_result.rounding_bytes_after = allocator_overhead.rounding_bytes_after
         replay_result.reserved_bytes = (
             replay_result.peak[1].bytes + allocator_overhead.rounding_bytes + allocator_overhead.free_bytes
         )

@@ -116,9 +116,8 @@ def _layer_program(tower: Any) -> Flow:
         )
         program.entry = frame_rows
     with program.apart(causal=False):
-        program.result = (
-            tower.stack.flow(program, frame_rows, hidden_vectors)
-            if tower.type == "audio"
-            else tower.stack.flow(program, frame_rows, keeps_first_input=not tower.frees_first_input)
-        )
+        if tower.type == "audio":
+            program.result = tower.stack.flow(program, frame_rows, hidden_vectors)
+        else:
+            program.result = tower.stack.flow(program, frame_rows, keeps_first_input=not tower.frees_first_input)
     return program

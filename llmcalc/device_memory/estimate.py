@@ -282,17 +282,11 @@ class Memory:
         memory_use, run_settings = self.states, self.settings
         if memory_use.phase == "training":
             return self._tower_bytes()
-        block_tokens = cache_block_tokens(run_settings, memory_use)
-        paged_cache_bytes = (
-            [
-                UnreplayedBytes(
-                    "cache",
-                    memory_use.paged_cache_bytes(block_tokens, run_settings.cached_tokens(memory_use.workload.seq)),
-                )
-            ]
-            if block_tokens
-            else []
-        )
+        paged_cache_bytes, block_tokens = [], cache_block_tokens(run_settings, memory_use)
+        if block_tokens:
+            cached_tokens = run_settings.cached_tokens(memory_use.workload.seq)
+            cache_bytes = memory_use.paged_cache_bytes(block_tokens, cached_tokens)
+            paged_cache_bytes.append(UnreplayedBytes("cache", cache_bytes))
         stored_weight_bytes = (
             [UnreplayedBytes("weights", memory_use.weights)] if has_storage_format(memory_use) else self._tower_bytes()
         )

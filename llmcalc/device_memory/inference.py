@@ -163,11 +163,9 @@ class InferenceRun:
     @property
     def chunk_tokens(self) -> int:
         """Tokens per sequence in each prompt pass. The last pass may have fewer tokens."""
-        return (
-            self.inference.seq
-            if self.inference.chunk_tokens is None or not self.caches
-            else self.inference.chunk_tokens
-        )
+        if self.inference.chunk_tokens is None or not self.caches:
+            return self.inference.seq
+        return self.inference.chunk_tokens
 
     @property
     def chunk_count(self) -> int:
@@ -218,11 +216,10 @@ class InferenceRun:
         unmetered_lowering = self._lowering(AutogradGraph(NoMeter()))
         unmetered_lowering.weights, unmetered_lowering.store = self.lowering.weights, {}
         first_pass, last_pass = self.prompt_pass(0), self.prompt_pass(chunk_count - 1)
-        middle_passes = (
-            [ReplayedPass(last_pass.cached_tokens - first_pass.new_tokens, first_pass.new_tokens)]
-            if chunk_count > 2
-            else []
-        )
+        middle_passes = []
+        if chunk_count > 2:
+            middle_tokens = last_pass.cached_tokens - first_pass.new_tokens
+            middle_passes.append(ReplayedPass(middle_tokens, first_pass.new_tokens))
         for prompt_pass in (first_pass, *middle_passes, *([last_pass] if chunk_count > 1 else [])):
             self._run_lowering(unmetered_lowering, "prefill", prompt_pass)
         with count_storages_as(self.meter, "cache"):

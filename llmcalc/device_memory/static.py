@@ -115,10 +115,8 @@ class MemoryUse:
         """Returns the tensors of adapters and of trained module copies, with number formats."""
         assert self.adapters is not None
         model_tree, included_parts = self.parameter_count.tree, self.parameter_count.include
-        adapters, module_copies = (
-            self.adapters.adapters(model_tree, included_parts),
-            self.adapters.trained_copies(model_tree, included_parts),
-        )
+        adapters = self.adapters.adapters(model_tree, included_parts)
+        module_copies = self.adapters.trained_copies(model_tree, included_parts)
         return (adapters, self.adapter_dtype), (module_copies, self.dtype)
 
     @property
@@ -438,11 +436,10 @@ def _optimizer_state(
         state_format = _float_format(
             run_settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weight_format
         )
-        tensors = (
-            trained_tensors(params.tree, params.include)
-            if first_trained_layer is None
-            else tensors_from_layer(params.tree, first_trained_layer, params.include)
-        )
+        if first_trained_layer is None:
+            tensors = trained_tensors(params.tree, params.include)
+        else:
+            tensors = tensors_from_layer(params.tree, first_trained_layer, params.include)
         return optimizer_record.state(list(tensors), state_format, has_momentum)
     state_format = _float_format(run_settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
     copy_state = optimizer_record.state(
@@ -471,11 +468,9 @@ def _adapters_and_format(
         return None, ""
     is_parallel = run_settings.lora_library in PARALLEL_LIBRARIES
     lora_targets = (ALL_LINEAR,) if is_parallel and run_settings.lora_targets is None else run_settings.lora_targets
-    module_names = (
-        model_config.names(params.tree, spec.kind)
-        if isinstance(model_config, Checkpoint) and model_config.module_names
-        else None
-    )
+    module_names = None
+    if isinstance(model_config, Checkpoint) and model_config.module_names:
+        module_names = model_config.names(params.tree, spec.kind)
     requested_adapters = LowRankAdapters(
         run_settings.lora_rank,
         frozenset(),

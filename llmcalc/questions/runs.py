@@ -143,11 +143,9 @@ class RunQuestion(RunOptions):
         from .usual_engines import usual_scheme_of
 
         usual_scheme = usual_scheme_of(self.memory_on_one_device(), LIBRARY_ENGINE)
-        return (
-            self
-            if usual_scheme is None
-            else replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
-        )
+        if usual_scheme is None:
+            return self
+        return replace(self, settings=self.settings.with_changes(quantize=usual_scheme[0]))
 
     def refuse_inputs(self, command: str) -> None:
         """Raises `InputError` for images and audio, for commands that do not count encoders."""
@@ -498,11 +496,9 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
         from ..frameworks.registry import NAMES, framework
 
         supporting_frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected_formats = (
-            f"--framework {' or '.join(supporting_frameworks)}"
-            if supporting_frameworks
-            else "llmcalc time, which has it, or bf16-master"
-        )
+        expected_formats = "llmcalc time, which has it, or bf16-master"
+        if supporting_frameworks:
+            expected_formats = f"--framework {' or '.join(supporting_frameworks)}"
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {framework_record.title}; "
             f"expected {expected_formats}"

@@ -49,10 +49,8 @@ def ask_serve(
     server_study = serve_study(preset, hardware, options, read_model)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
-        device, software_stack = (
-            calibration.factors.device(server_study.device),
-            calibration.factors.stack(server_study.stack),
-        )
+        device = calibration.factors.device(server_study.device)
+        software_stack = calibration.factors.stack(server_study.stack)
         server_study = replace(server_study, device=device, stack=software_stack)
     server_search = server_study.find_servers()
     has_chosen_server = server_search.chosen is not None

@@ -113,11 +113,9 @@ def _calibrated_options(
 
 def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
-    return (
-        _training_time(run_question, options)
-        if run_question.settings.phase == "training"
-        else _inference_time(run_question, options)
-    )
+    if run_question.settings.phase == "training":
+        return _training_time(run_question, options)
+    return _inference_time(run_question, options)
 
 
 def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:

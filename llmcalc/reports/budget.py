@@ -18,6 +18,7 @@ from .document import (
     Row,
     Table,
     displayed_text,
+    row,
     with_notes_below,
     without_repetitions,
 )
@@ -63,17 +64,15 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
 def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) -> list[Row]:
     """Returns a table row for each bound on a model."""
     return [
-        Row(
-            [
-                _check_name(check),
-                DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
-                DisplayedValue(
-                    _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
-                    _limits_text(check, partial(_limit_text, check)),
-                ),
-                _write_share(check),
-                "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
-            ]
+        row(
+            _check_name(check),
+            DisplayedValue(_validate_number_or_none(check.measured), _value_text(check, check.measured)),
+            DisplayedValue(
+                _limits_text(check, lambda limit: str(_validate_number_or_none(limit.value))),
+                _limits_text(check, partial(_limit_text, check)),
+            ),
+            _write_share(check),
+            "fits" if check.ok and check.accelerator else "ok" if check.ok else "no",
         )
         for check in budget_checks
         if check.target == model_target
@@ -97,11 +96,9 @@ def _value_text(budget_check: BudgetCheck, checked_value: Fraction) -> str:
         write_value(_validate_number_or_none(value)) == write_value(_validate_number_or_none(budget_check.measured))
         for value in other_limits
     )
-    return (
-        f"{_validate_number_or_none(checked_value):,}"
-        if rounds_to_limit
-        else write_value(_validate_number_or_none(checked_value))
-    )
+    if rounds_to_limit:
+        return f"{_validate_number_or_none(checked_value):,}"
+    return write_value(_validate_number_or_none(checked_value))
 
 
 def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit], str]) -> str:
@@ -111,11 +108,9 @@ def _limits_text(budget_check: BudgetCheck, write_limit: Callable[[BudgetLimit],
 
 def _limit_text(budget_check: BudgetCheck, checked_limit: BudgetLimit) -> str:
     """Writes one limit of a check, with all digits if the value must equal the limit."""
-    return (
-        f"{_validate_number_or_none(checked_limit.value):,}"
-        if checked_limit.operator == "=="
-        else _value_text(budget_check, checked_limit.value)
-    )
+    if checked_limit.operator == "==":
+        return f"{_validate_number_or_none(checked_limit.value):,}"
+    return _value_text(budget_check, checked_limit.value)
 
 
 def _write_share(budget_check: BudgetCheck) -> float | None:

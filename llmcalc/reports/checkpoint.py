@@ -10,7 +10,7 @@ from ..sources.checkpoints.header import Checkpoint
 from ..sources.preset import Preset
 from ..witnesses.checkpoint import TensorMatch
 from .answer import Answer
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Table, row
 from .summary import model_data
 
 MOST_SHOWN = 20
@@ -47,8 +47,8 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    part_rows = [Row([prefix, count, count / total_elements]) for prefix, count in elements_by_prefix.items()]
-    part_rows.append(Row(["total", checkpoint.elements, 1.0], is_bold=True, is_sum=True))
+    part_rows = [row(prefix, count, count / total_elements) for prefix, count in elements_by_prefix.items()]
+    part_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),
@@ -58,7 +58,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("bits", "bits each", "{:.2f}".format),
     )
     format_columns_used = [
-        Row([dtype, tensor_count, element_count, byte_count, 8 * byte_count / element_count if element_count else 0])
+        row(dtype, tensor_count, element_count, byte_count, 8 * byte_count / element_count if element_count else 0)
         for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
     ]
     notes = [
@@ -116,14 +116,14 @@ def check_report(preset: Preset, model_origin: str, checkpoint: Checkpoint, tens
         Column("shape", "stored"), Column("expected", "expected"),
     )  # fmt: skip
     table_rows = [
-        Row(["misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape)])
+        row("misshapen", stored_tensor.name, _shape_text(stored_tensor.shape), _shape_text(expected_tensor.shape))
         for expected_tensor, stored_tensor in tensor_match.shape_mismatches
     ]
     table_rows += [
-        Row(["missing", expected_tensor.node, None, _shape_text(expected_tensor.shape)])
+        row("missing", expected_tensor.node, None, _shape_text(expected_tensor.shape))
         for expected_tensor in tensor_match.missing
     ]
-    table_rows += [Row(["extra", tensor.name, _shape_text(tensor.shape), None]) for tensor in tensor_match.unexpected]
+    table_rows += [row("extra", tensor.name, _shape_text(tensor.shape), None) for tensor in tensor_match.unexpected]
     verdict = "all tensors match the model" if tensor_match.ok else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched_count:,} expected tensors found; {len(tensor_match.missing):,} missing, "

@@ -19,7 +19,7 @@ from ..sources.preset import Preset
 from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import (
     PHASE_COLUMNS,
     accelerators_table,
@@ -44,11 +44,9 @@ def _shorten_even_chunks(layers: str) -> str:
     chunk_texts = layers.split(", ")
     first_layers = [int(chunk_text.partition("–")[0]) for chunk_text in chunk_texts if chunk_text]
     is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
-    return (
-        f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
-        if is_evenly_spaced and len(chunk_texts) > 3
-        else layers
-    )
+    if is_evenly_spaced and len(chunk_texts) > 3:
+        return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
+    return layers
 
 
 RANK_COLUMNS = (
@@ -302,18 +300,14 @@ def cluster_data(
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
-    layers, device_values, peak_values = (
-        _layers_by_stage(cluster),
-        device_data(cluster.device_rank.device),
-        device_data(cluster.peak_rank.device),
-    )
+    layers = _layers_by_stage(cluster)
+    device_values = device_data(cluster.device_rank.device)
+    peak_values = device_data(cluster.peak_rank.device)
     workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
         framework_data = cluster.framework.document(cluster.run)
-        workload, execution = (
-            workload | framework_data.get("workload", {}),
-            execution | framework_data.get("execution", {}),
-        )
+        workload = workload | framework_data.get("workload", {})
+        execution = execution | framework_data.get("execution", {})
     return {
         "model": model_data(preset),
         "workload": workload,
@@ -377,7 +371,7 @@ def _message_rows(cluster: Cluster) -> list[Row]:
     rank_groups = list(dict.fromkeys((rank_group, ranks) for rank_group, ranks, _ in totals_by_message))
     ordered_messages = sorted(totals_by_message.items(), key=lambda message: rank_groups.index(message[0][:2]))
     return [
-        Row([group, ranks, MESSAGE_NAMES[message_kind], *message_totals])
+        row(group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
         for (group, ranks, message_kind), message_totals in ordered_messages
     ]
 
@@ -396,16 +390,14 @@ def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
 def _rank_rows(cluster: Cluster) -> list[Row]:
     layers = _layers_by_stage(cluster)
     return [
-        Row(
-            [
-                rank.rank,
-                rank.stage,
-                ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers[rank.stage]),
-                rank.device.peak_bytes,
-                rank.device.after_step_bytes,
-                rank.device.reserved_bytes,
-                rank.device.device_bytes,
-            ]
+        row(
+            rank.rank,
+            rank.stage,
+            ", ".join("–".join(map(str, dict.fromkeys(layer_range))) for layer_range in layers[rank.stage]),
+            rank.device.peak_bytes,
+            rank.device.after_step_bytes,
+            rank.device.reserved_bytes,
+            rank.device.device_bytes,
         )
         for rank in cluster.by_rank
     ]
@@ -421,7 +413,7 @@ def _kinds_by_rank(cluster: Cluster) -> list[Table]:
         *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
     ]
     table_rows = [
-        Row([rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in memory_kinds)]) for rank in cluster.by_rank
+        row(rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in memory_kinds)) for rank in cluster.by_rank
     ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", table_columns, table_rows, name="kinds")]
 

@@ -14,7 +14,7 @@ from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
 from ..studies.distinct_layers import distinct_blocks
-from .document import Column, Report, Row, Table, single_document_or_list, with_notes_below
+from .document import Column, Report, Row, Table, row, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
@@ -126,20 +126,17 @@ def report(
             for preset, model_quantities in compared_models
         ]
     )
-    lines, warnings = (
-        _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load),
-        _position_warnings(compared_models),
-    )
+    lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
+    warnings = _position_warnings(compared_models)
     if layout == "rows":
         return Report(json_documents, [_flat_rows(compared_models, decoding_load)], warnings=warnings)
     if len(compared_models) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
         return Report(json_documents, [_rows_by_model(compared_models, is_wide, decoding_load)], warnings=warnings)
-    block_tables = (
-        [list(compared_models)]
-        if layout == "columns"
-        else list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
-    )
+    if layout == "columns":
+        block_tables = [list(compared_models)]
+    else:
+        block_tables = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
     return Report(
         json_documents,
         with_notes_below(
@@ -176,7 +173,7 @@ def _block_table(model_block: Sequence[Compared], lines: Sequence[Line]) -> Tabl
     ]
     cells_by_model = [_cells_of_lines(model_quantities, lines) for _, model_quantities in model_block]
     table_rows = [
-        Row([row_label.strip(), *cell_texts], depth=int(row_label.startswith(" ")))
+        row(row_label.strip(), *cell_texts, depth=int(row_label.startswith(" ")))
         for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
         if any(cell_texts)
     ]
@@ -326,14 +323,12 @@ def _position_warnings(compared_models: Sequence[Compared]) -> list[str]:
         for preset, model_quantities in compared_models
         if model_quantities.context_length is not None and model_quantities.context_length < seq
     ]
-    return (
-        [
+    if model_texts:
+        return [
             f"fewer learned positions than {seq:,} tokens: {', '.join(model_texts)}; FLOPs are extrapolated past the "
             "learned positions"
         ]
-        if model_texts
-        else []
-    )
+    return []
 
 
 def _shape_data(stack_shape: StackShape) -> dict[str, Any]:

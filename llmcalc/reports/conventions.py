@@ -9,7 +9,7 @@ from typing import Any
 from .. import units
 from ..costs.flops import FlopCount
 from ..studies.flop_rules import FlopRule
-from .document import Column, Row, Table
+from .document import Column, Table, row
 
 
 def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of_thumb: Sequence[FlopRule]) -> Table:
@@ -23,14 +23,12 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of
         Column("error_causal", "vs causal", units.signed_percent),
     )
     table_rows = [
-        Row(
-            [
-                rule_of_thumb.name,
-                rule_of_thumb.formula,
-                rule_of_thumb.total,
-                rule_of_thumb.error_full,
-                rule_of_thumb.error_causal,
-            ],
+        row(
+            rule_of_thumb.name,
+            rule_of_thumb.formula,
+            rule_of_thumb.total,
+            rule_of_thumb.error_full,
+            rule_of_thumb.error_causal,
             is_bold=rule_of_thumb.key.startswith("exact_"),
         )
         for rule_of_thumb in rules_of_thumb

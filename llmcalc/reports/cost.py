@@ -11,7 +11,7 @@ from ..studies.cost import LEAST_TIME_IN_STEPS, NOT_COUNTED, RunCost
 from ..studies.plan import LayoutPlan
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import RangedAmount
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .document import Column, DisplayedValue, Report, Table, displayed_text, row
 from .notes import device_phrase, float16_notes, large_step_notes, plural, published_tag_notes
 from .rank_texts import candidate_cell
 from .serve import layout_text
@@ -45,21 +45,18 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     """Returns the report of a run's cost as data and as a table."""
     cost_amounts, digit_count = run_cost.cost.amounts, 3 if run_cost.is_measured else 2
     table_rows = [
-        Row(
-            [
-                TITLES[amount_name][0],
-                *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_ends(amount)),
-                TITLES[amount_name][1],
-            ]
+        row(
+            TITLES[amount_name][0],
+            *(DisplayedValue(range_end, amount_text(range_end, digit_count)) for range_end in _range_ends(amount)),
+            TITLES[amount_name][1],
         )
         for amount_name, amount in cost_amounts.items()
         if amount is not None
     ]
-    run_text = (
-        f"{units.count(run_cost.tokens)} tokens"
-        if run_cost.tokens
-        else f"{units.count(run_cost.requests or 0)} requests"
-    )
+    if run_cost.tokens:
+        run_text = f"{units.count(run_cost.tokens)} tokens"
+    else:
+        run_text = f"{units.count(run_cost.requests or 0)} requests"
     title = f"{preset.display}, {run_text}"
     table = Table(
         title,

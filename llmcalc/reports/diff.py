@@ -11,7 +11,7 @@ from typing import Any
 from .. import units
 from ..studies.diff import ModelDifference, QuantityChange
 from ..workload.workload import Workload
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
 from .notes import flops_per_token_note, plural, too_long_notes, warnings_of_notes
 from .summary import model_data
 
@@ -59,7 +59,7 @@ def skipped_files_report(reason_by_file: Mapping[Path, str]) -> Report:
 
     reason_by_file: file → why it is not compared.
     """
-    table_rows = [Row([str(path), skip_reason]) for path, skip_reason in reason_by_file.items()]
+    table_rows = [row(str(path), skip_reason) for path, skip_reason in reason_by_file.items()]
     return Report(
         [], [Table("Skipped: no config of a model that llmcalc counts", SKIPPED_COLUMNS, table_rows, name="skipped")]
     )
@@ -103,7 +103,7 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
     ]
     if model_difference.fields:
         table_rows = [
-            Row([shown_model.name, _field_text(shown_model.before), _field_text(shown_model.after)])
+            row(shown_model.name, _field_text(shown_model.before), _field_text(shown_model.after))
             for shown_model in model_difference.fields
         ]
         tables.append(Table("Fields that differ", FIELD_COLUMNS, table_rows, name="fields"))
@@ -144,14 +144,12 @@ def _quantity_row(quantity_change: QuantityChange) -> Row:
     change_text = DisplayedValue(
         quantity_change.change, _change_text(quantity_change) if quantity_change.has_changed else "equal"
     )
-    return Row(
-        [
-            quantity_change.name,
-            DisplayedValue(quantity_change.before, text_before),
-            DisplayedValue(quantity_change.after, text_after),
-            change_text,
-            _relative_change(quantity_change),
-        ]
+    return row(
+        quantity_change.name,
+        DisplayedValue(quantity_change.before, text_before),
+        DisplayedValue(quantity_change.after, text_after),
+        change_text,
+        _relative_change(quantity_change),
     )
 
 
@@ -211,7 +209,7 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
         return DisplayedValue(node_value, ("+" if node_value > 0 else "−") + unit_scale.write(abs(node_value)))
 
     table_rows = [
-        Row([node.name, write_value(node.before), write_value(node.after), write_change(node.change)])
+        row(node.name, write_value(node.before), write_value(node.after), write_change(node.change))
         for node in shown_nodes
     ]
     hidden_count = len(changed_nodes) - len(table_rows)

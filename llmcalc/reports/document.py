@@ -98,6 +98,11 @@ class Row(NamedTuple):
     is_sum: bool = False
 
 
+def row(*cells: Any, depth: int = 0, is_bold: bool = False, is_sum: bool = False) -> Row:
+    """Returns a row of these cells. depth, is_bold, is_sum: as in `Row`."""
+    return Row(list(cells), depth, is_bold, is_sum)
+
+
 class Table(NamedTuple):
     """A table of an answer.
 
@@ -197,11 +202,9 @@ class Report(NamedTuple):
         ]
         table_names = list(dict.fromkeys(table.name for table in tables_and_lists if table.name))
         if table_or_list not in table_names:
-            known_names = (
-                f"expected one of {', '.join(table_names)}"
-                if table_names
-                else "expected no --table, since the answer is one table"
-            )
+            known_names = "expected no --table, since the answer is one table"
+            if table_names:
+                known_names = f"expected one of {', '.join(table_names)}"
             raise InputError(f"--table: there is no table '{table_or_list}'; {known_names}")
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
@@ -326,10 +329,8 @@ def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     report_data = [report.data_with_notes() for report in reports]
     json_documents = [document for data in report_data for document in (data if isinstance(data, list) else [data])]
-    tables, warnings = (
-        [table for report in reports for table in report.tables],
-        [warning for report in reports for warning in report.warnings],
-    )
+    tables = [table for report in reports for table in report.tables]
+    warnings = [warning for report in reports for warning in report.warnings]
     return Report(single_document_or_list(json_documents), tables, "".join(report.text for report in reports), warnings)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .. import units
 from ..costs.encoders import EncodedInputs
 from .document import Report
@@ -14,13 +12,10 @@ def with_encoder_tokens(report: Report, encoded_inputs: EncodedInputs | None) ->
     if encoded_inputs is None or not isinstance(report.data, dict):
         return report
     return report.with_document_entry(
-        "inputs", encoder_tokens_data(encoded_inputs), encoder_tokens_note(encoded_inputs)
+        "inputs",
+        {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens},
+        encoder_tokens_note(encoded_inputs),
     )
-
-
-def encoder_tokens_data(encoded_inputs: EncodedInputs) -> dict[str, Any]:
-    """Returns the entry of images and audio in a JSON document."""
-    return {"image_tokens": encoded_inputs.image_tokens, "audio_tokens": encoded_inputs.audio_tokens}
 
 
 def encoder_tokens_note(inputs: EncodedInputs) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
 from .notes import device_phrase, published_tag_notes, tag_format_notes
 from .summary import model_data
 
@@ -79,15 +79,13 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         Column("max_concurrency", "users", _users_text),
     )
     table_rows = [
-        Row(
-            [
-                _engine_name(engine_use),
-                _cache_bytes(engine_use.memory),
-                engine_use.memory.blocks,
-                engine_use.memory.block_size,
-                engine_use.memory.kv_tokens,
-                engine_use.memory.max_users(),
-            ]
+        row(
+            _engine_name(engine_use),
+            _cache_bytes(engine_use.memory),
+            engine_use.memory.blocks,
+            engine_use.memory.block_size,
+            engine_use.memory.kv_tokens,
+            engine_use.memory.max_users(),
         )
         for engine_use in engine_uses
     ]
@@ -116,9 +114,7 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
         }
         for engine_use in engine_uses
     ]
-    return Report(json_documents[0] if len(json_documents) == 1 else json_documents, [table]).with_target(
-        engine_uses[0].preset.target
-    )
+    return Report(single_document_or_list(json_documents), [table]).with_target(engine_uses[0].preset.target)
 
 
 def fit_report(
@@ -146,16 +142,14 @@ def fit_report(
         f"{users_text} on {devices_text}" if best_option.serves else f"no: not {users_text} on up to {devices_text}"
     )
     table_rows = [
-        Row(
-            [
-                engine_option.hardware.name,
-                engine_option.memory.devices,
-                _flags_cell(engine_use, engine_option.flags),
-                engine_option.memory.kv_tokens,
-                engine_option.memory.max_users(),
-                "fits" if engine_option.serves else "no",
-                *(decoding_cells(timed_run) if has_decoding_times else ()),
-            ]
+        row(
+            engine_option.hardware.name,
+            engine_option.memory.devices,
+            _flags_cell(engine_use, engine_option.flags),
+            engine_option.memory.kv_tokens,
+            engine_option.memory.max_users(),
+            "fits" if engine_option.serves else "no",
+            *(decoding_cells(timed_run) if has_decoding_times else ()),
         )
         for engine_option, timed_run in zip(engine_options, timed_runs, strict=True)
     ]
@@ -259,18 +253,11 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
         return []
     defaults_text = ", ".join(f"{name} {value}" for name, value in engine_use.memory.assumed.items())
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
-    has_fewer_gpus = launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices
-    gpu_notes = (
-        [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
-        if has_fewer_gpus
-        else []
-    )
-    return [
-        *default_notes,
-        *gpu_notes,
-        *launched_run.notes,
-        *(f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()),
-    ]
+    gpu_notes: list[str] = []
+    if launched_run.gpus is not None and launched_run.gpus < engine_use.memory.devices:
+        gpu_notes = [f"the file has {launched_run.gpus} accelerators, and the layout needs {engine_use.memory.devices}"]
+    unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown.items()]
+    return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
@@ -365,8 +352,8 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
         used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
         capacity_or_host_text = "the host's memory" if device == HOST else capacity_text
-        table_rows.append(Row([f"all, {device}", used_bytes, "", capacity_or_host_text], is_bold=True, is_sum=True))
-    return [*table_rows, Row(["disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
+        table_rows.append(row(f"all, {device}", used_bytes, "", capacity_or_host_text, is_bold=True, is_sum=True))
+    return [*table_rows, row("disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file")]
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
@@ -376,13 +363,11 @@ def _changes_table(engine_use: EngineUse) -> Table:
     omits_equal_rows = engine_memory.starts and not engine_memory.host  # of a cache that fills what is left
     has_starting_change = any(flag_change.starts for flag_change in engine_use.changes)
     table_rows = [
-        Row(
-            [
-                _change_text(engine_use, flag_change),
-                flag_change.kv_tokens,
-                engine_memory.max_users(flag_change.max_concurrency),
-                "ok" if flag_change.starts else "no",
-            ]
+        row(
+            _change_text(engine_use, flag_change),
+            flag_change.kv_tokens,
+            engine_memory.max_users(flag_change.max_concurrency),
+            "ok" if flag_change.starts else "no",
         )
         for flag_change in engine_use.changes
         if (not omits_equal_rows or flag_change.kv_tokens > engine_memory.kv_tokens)
@@ -410,18 +395,16 @@ def _columns_table(engine_uses: Sequence[EngineUse]) -> Table:
     ]
     term_names = list(dict.fromkeys(term.name for use in engine_uses for term in use.memory.terms))
     table_rows = [
-        Row(
-            [
-                TITLES.get(term_name, term_name),
-                *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
-            ]
+        row(
+            TITLES.get(term_name, term_name),
+            *(units.GIB.write(engine_use.memory.bytes_of(term_name)) for engine_use in engine_uses),
         )
         for term_name in term_names
     ]
     table_rows += [
-        Row(["tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)]),
-        Row(["users", *(_users_text(engine_use.memory.max_users()) for engine_use in engine_uses)]),
-        Row(["starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)]),
+        row("tokens", *(f"{engine_use.memory.kv_tokens:,}" for engine_use in engine_uses)),
+        row("users", *(_users_text(engine_use.memory.max_users()) for engine_use in engine_uses)),
+        row("starts", *("yes" if engine_use.memory.starts else "no" for engine_use in engine_uses)),
     ]
     devices_text = device_phrase(engine_uses[0].memory.devices, engine_uses[0].hardware.title)
     title = f"{engine_uses[0].preset.display}, {devices_text}"

@@ -13,7 +13,7 @@ from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, FormulaSection
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode, Quantity
 from ..symbolic.symbolic_model import KEYS, missing_sympy_error
-from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
+from .document import Column, Report, Row, Table, row, with_notes_below, without_repetitions
 from .expression import LATEX, PLAIN, FormulaStyle, latex_text, write_expression
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts_note
 from .rank_texts import counted_rank_notes, rank_data, rank_text, subtitle_with_rank
@@ -231,11 +231,9 @@ def _quantity_tables(preset: Preset, explanation: Explanation, rank_share: Selec
         f"{write_expression(numerator)} = {write_expression(denominator)}"
         for numerator, denominator in proportion_pairs
     )
-    repeat_text = (
-        "× 2: repeated twice; the value is per layer"
-        if has_only_values
-        else "× L: repeated L times; the formula is per layer"
-    )
+    repeat_text = "× L: repeated L times; the formula is per layer"
+    if has_only_values:
+        repeat_text = "× 2: repeated twice; the value is per layer"
     notes = [
         *_missing_sympy_notes(explanation),
         repeat_text,
@@ -265,11 +263,10 @@ def _component_rows(
             section_formula for section_formula in formula_section.formulas if section_formula.quantity == quantity
         ):
             formula_value = write_expression(formula.length_expression, FormulaStyle(groups_digits=True))
-            formula_texts = (
-                [formula_value]
-                if lacks_symbols
-                else list(dict.fromkeys((write_expression(formula.expression), formula_value)))
-            )
+            if lacks_symbols:
+                formula_texts = [formula_value]
+            else:
+                formula_texts = list(dict.fromkeys((write_expression(formula.expression), formula_value)))
             component_blocks[-1].append(
                 (formula_section, section_name, _formula_texts_with_unit(formula_texts, formula))
             )
@@ -335,17 +332,21 @@ def _formula_rows(
 ) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one line per step."""
     joined_line = " = ".join(formula_texts)
-    lines = (
-        [joined_line]
-        if len(joined_line) <= line_width
-        else [
+    if len(joined_line) <= line_width:
+        lines = [joined_line]
+    else:
+        lines = [
             formula_line
             for line_index, formula_text in enumerate(formula_texts)
             for formula_line in _break_lines(("= " if line_index else "") + formula_text, line_width)
         ]
-    )
     return [
-        Row([formula_name if line_index == 0 else "", formula_line], depth if line_index == 0 else 0, is_bold)
+        row(
+            formula_name if line_index == 0 else "",
+            formula_line,
+            depth=depth if line_index == 0 else 0,
+            is_bold=is_bold,
+        )
         for line_index, formula_line in enumerate(lines)
     ]
 
@@ -425,7 +426,7 @@ def _legend_table(explanation: Explanation) -> list[Table]:
         Column("value", "value", lambda value: f"{value:,}"),
     )
     table_rows = [
-        Row([symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"]])
+        row(symbol_name, symbol_meaning["field"], None if symbol_name == KEYS else symbol_meaning["value"])
         for symbol_name, symbol_meaning in _symbol_meanings(explanation).items()
     ]
     return [Table("", table_columns, table_rows, name="symbols")] if table_rows else []

@@ -38,11 +38,9 @@ class FormulaStyle:
         else:
             digit_text = short_decimal(exact_number)
             if not digit_text:
-                return (
-                    rf"\tfrac{{{exact_number.numerator}}}{{{exact_number.denominator}}}"
-                    if self.is_latex
-                    else f"({exact_number.numerator}/{exact_number.denominator})"
-                )
+                if self.is_latex:
+                    return rf"\tfrac{{{exact_number.numerator}}}{{{exact_number.denominator}}}"
+                return f"({exact_number.numerator}/{exact_number.denominator})"
         return digit_text.replace(",", "{,}") if self.is_latex else digit_text
 
     def symbol(self, symbol_name: str) -> str:
@@ -93,14 +91,12 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
     if expression.is_Symbol:
         return formula_style.symbol(expression.name)
     if expression.is_Add:
-        return _write_sum(expression, formula_style)
+        return " ".join(terms_of_sum(expression, formula_style))
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
         ceiling_operand = _ceiling_argument(expression)
-        return (
-            _write_in_brackets(ceiling_operand, formula_style, "⌈⌉", "ceil")
-            if ceiling_operand is not None
-            else _write_product(expression, formula_style)
-        )
+        if ceiling_operand is not None:
+            return _write_in_brackets(ceiling_operand, formula_style, "⌈⌉", "ceil")
+        return _write_product(expression, formula_style)
     if isinstance(expression, sympy.Min | sympy.Max):
         function_name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(
@@ -129,10 +125,6 @@ def terms_of_sum(expression: Any, formula_style: FormulaStyle = PLAIN) -> list[s
             f"{sign_text} {term_text}" if term_index else (sign_text + term_text if is_negative else term_text)
         )
     return term_texts
-
-
-def _write_sum(expression: Any, formula_style: FormulaStyle) -> str:
-    return " ".join(terms_of_sum(expression, formula_style))
 
 
 def _write_product(expression: Any, formula_style: FormulaStyle) -> str:
@@ -182,11 +174,9 @@ def _write_power(base_expression: Any, exponent: int, formula_style: FormulaStyl
 
 def _write_in_brackets(expression: Any, formula_style: FormulaStyle, brackets: str, latex_bracket: str) -> str:
     content_text = write_expression(expression, formula_style)
-    return (
-        rf"\l{latex_bracket} {content_text} \r{latex_bracket}"
-        if formula_style.is_latex
-        else brackets[0] + content_text + brackets[1]
-    )
+    if formula_style.is_latex:
+        return rf"\l{latex_bracket} {content_text} \r{latex_bracket}"
+    return brackets[0] + content_text + brackets[1]
 
 
 def _ceiling_argument(expression: Any) -> Any:
@@ -213,11 +203,9 @@ def _letter_order_key(letter_order: str) -> Callable[[str], tuple[int, str]]:
 
 def _factor_order(base_expression: Any) -> tuple[int, tuple[int, str]]:
     """Returns the sort key of a factor: symbols in the order of papers, then brackets."""
-    return (
-        (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
-        if base_expression.is_Symbol
-        else (1, (0, str(base_expression)))
-    )
+    if base_expression.is_Symbol:
+        return (0, _letter_order_key(PRODUCT_ORDER)(base_expression.name))
+    return (1, (0, str(base_expression)))
 
 
 def _polynomial_degree(expression: Any) -> Any:

@@ -17,7 +17,7 @@ from ..studies.fit_devices import DevicesFitAnswer
 from ..studies.fit_options import MOST_COMPUTERS, MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitAnswer
 from ..studies.timed_run import TimedRun
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory import fit_verdict_text, verdict_notes
 from .memory_data import device_data, execution_data, workload_data
 from .memory_notes import concatenation_note, run_text, settings_text
@@ -66,15 +66,13 @@ def options_report(preset: Preset, run_memory: Memory, hardware_options: Sequenc
         else f"it does not fit on up to {MOST_DEVICES} accelerators"
     )
     table_rows = [
-        Row(
-            [
-                option.fit.hardware.name,
-                option.devices,
-                "" if option.layout is None else layout_cell(option.layout),
-                option.fit.needed_bytes,
-                option.fit.share,
-                fit_verdict_text(option.fit),
-            ]
+        row(
+            option.fit.hardware.name,
+            option.devices,
+            "" if option.layout is None else layout_cell(option.layout),
+            option.fit.needed_bytes,
+            option.fit.share,
+            fit_verdict_text(option.fit),
         )
         for option in hardware_options
     ]
@@ -139,8 +137,8 @@ def report(
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
     table_rows = [
-        Row([_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch]),
-        Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
+        row(_sequences_text(fit_answer), fit_answer.batch, memory_use.workload.batch),
+        row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
     shared_content = _FitReportContent(
@@ -151,7 +149,7 @@ def report(
     )
     json_document = _fit_document(preset, fit_answer) | {
         "options": options_data(options),
-        "decoding": _decoding_data(fit_answer),
+        "decoding": [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding],
     }
     if fit_answer.decoding:
         shared_content = shared_content._replace(further_tables=[_decoding_table(fit_answer, "; ".join(engine_notes))])
@@ -172,7 +170,7 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
     subtitle: the remark below the heading; empty for none.
     """
     timed_runs = fit_answer.decoding
-    table_rows = [Row([timed_run.sequences, *decoding_cells(timed_run)]) for timed_run in timed_runs]
+    table_rows = [row(timed_run.sequences, *decoding_cells(timed_run)) for timed_run in timed_runs]
     notes = [f"tokens/s of the estimate; {test_errors_text(timed_runs[0].range, timed_runs[0].stack.title)}"]
     notes += _float32_weights_notes(fit_answer.memory, timed_runs[0])
     software_title, hardware = timed_runs[0].stack.title, fit_answer.fit.hardware
@@ -200,29 +198,23 @@ def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]
     ]
 
 
-def _decoding_data(fit_answer: FitAnswer) -> list[dict[str, Any]]:
-    return [{"users": timed_run.sequences, **decoding_data(timed_run)} for timed_run in fit_answer.decoding]
-
-
 def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
     """Returns the report for many devices: best layout, fewest devices, largest fitting sizes, and changes."""
     layout_plan = fit_answer.layout_plan
     accelerator_fit = fit_answer.fit
     best_layout = fit_answer.best
     memory_use = fit_answer.memory.states
-    table_rows = [Row(["fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices])]
+    table_rows = [row("fewest devices (--devices)", fit_answer.fewest_devices, layout_plan.devices)]
     if accelerator_fit.verdict == "fits":
         table_rows += [
-            Row(["sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq]),
+            row("sequences of a micro-batch (--batch)", fit_answer.batch, memory_use.workload.batch),
+            row("tokens of each sequence (--seq)", fit_answer.seq, memory_use.workload.seq),
         ]
     framework_title, layout_count = layout_plan.framework.title, layout_plan.plan.tried_count
     recompute_option = "" if fit_answer.memory.settings.recompute is not None else " --recompute none"
-    order_position = (
-        "the only layout"
-        if layout_count == 1
-        else f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
-    )
+    order_position = "the only layout"
+    if layout_count != 1:
+        order_position = f"the first of {layout_count:,} layouts in the order of plan{recompute_option}"
     other_framework, needed_framework = fit_answer.other_framework, fit_answer.needed_framework
     framework_text = "" if other_framework is None else f", several under {other_framework.title}"
     notes = [
@@ -267,12 +259,12 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     memory_use, accelerator_fit, devices = memory.states, serving_answer.best.fit, serving_answer.best.layout.world
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
-        Row(["fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices])
+        row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)
     ]
     if accelerator_fit.verdict != "no":
         table_rows += [
-            Row([f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch]),
-            Row(["tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq]),
+            row(f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch),
+            row("tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq),
         ]
     notes = [
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
@@ -284,14 +276,12 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     if has_decoding_times:
         table_columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
-        Row(
-            [
-                layout_cell(tried_replica.layout),
-                tried_replica.fit.needed_bytes,
-                tried_replica.fit.share,
-                *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
-                fit_verdict_text(tried_replica.fit),
-            ]
+        row(
+            layout_cell(tried_replica.layout),
+            tried_replica.fit.needed_bytes,
+            tried_replica.fit.share,
+            *(decoding_cells(tried_replica.decoding) if has_decoding_times else ()),
+            fit_verdict_text(tried_replica.fit),
         )
         for tried_replica in serving_answer.tried_replicas
     ]
@@ -383,13 +373,11 @@ class _FitReportContent(NamedTuple):
         tables += self.further_tables
         if run_changes:
             table_rows = [
-                Row(
-                    [
-                        run_change.option,
-                        run_change.fit.needed_bytes,
-                        run_change.fit.share,
-                        fit_verdict_text(run_change.fit),
-                    ]
+                row(
+                    run_change.option,
+                    run_change.fit.needed_bytes,
+                    run_change.fit.share,
+                    fit_verdict_text(run_change.fit),
                 )
                 for run_change in run_changes
             ]

@@ -22,7 +22,7 @@ from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import CountedAnswer
 from .bars import TextBar
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 from .node_tree import Figures, node_figures_data, tree_data
@@ -146,10 +146,8 @@ def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], rank_share: SelectedRank | None
 ) -> Table:
     total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
-    flops_scale, token_scale = (
-        units.decimal_scale(total_flops, "FLOPs"),
-        units.decimal_scale(total_flops / tokens, "FLOPs"),
-    )
+    flops_scale = units.decimal_scale(total_flops, "FLOPs")
+    token_scale = units.decimal_scale(total_flops / tokens, "FLOPs")
     table_columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
@@ -159,13 +157,18 @@ def _component_table(
     )
 
     def component_row(component_name: str, flops: int, depth: int = 0, is_bold: bool = False) -> Row:
-        text_bar = (
-            None
-            if depth or is_bold
-            else TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
-        )
-        return Row(
-            [component_name, flops / tokens, flops, flops / total_flops, text_bar], depth, is_bold, is_sum=is_bold
+        text_bar = None
+        if not (depth or is_bold):
+            text_bar = TextBar(flops / total_flops, palette.COMPONENTS.get(component_name, palette.OTHER))
+        return row(
+            component_name,
+            flops / tokens,
+            flops,
+            flops / total_flops,
+            text_bar,
+            depth=depth,
+            is_bold=is_bold,
+            is_sum=is_bold,
         )
 
     table_rows: list[Row] = []
@@ -288,11 +291,9 @@ def _uncounted_operations(spec: ModelSpec) -> list[str]:
 
 
 def _training_notes(flop_count: FlopCount) -> list[str]:
-    attention = (
-        "2 × forward (eager)"
-        if flop_count.run_config.attention not in ("flash", "sdpa")
-        else "2.5 × forward (flash attention computes the scores once more)"
-    )
+    attention = "2.5 × forward (flash attention computes the scores once more)"
+    if flop_count.run_config.attention not in ("flash", "sdpa"):
+        attention = "2 × forward (eager)"
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]
     if flop_count.recomputed:
         notes.append(_recompute_note(flop_count.run_config.execution.recompute))

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .figure_sources import source_notes
 from .notes import aliases_note
 
@@ -123,14 +123,12 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
     hardware_figures.append(("compute capability", hardware.compute_capability, str, ""))
     hardware_figures.append(("boost clock", hardware.boost_clock_hz, lambda hertz: units.amount(hertz, "Hz"), "Hz"))
     table_rows = [
-        Row(
-            [
-                figure_name,
-                write_figure(hardware_figure),
-                None if isinstance(hardware_figure, str) else hardware_figure,
-                unit_text,
-                None,
-            ]
+        row(
+            figure_name,
+            write_figure(hardware_figure),
+            None if isinstance(hardware_figure, str) else hardware_figure,
+            unit_text,
+            None,
         )
         for figure_name, hardware_figure, write_figure, unit_text in hardware_figures
         if hardware_figure is not None
@@ -143,14 +141,12 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
             unit_text = "OP/s" if dtype.startswith("int") else "FLOP/s"
             ridge_intensity = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
             table_rows.append(
-                Row(
-                    [
-                        f"peak {units.short_dtype(dtype)}{accumulation_text}",
-                        units.amount(peak, unit_text),
-                        peak,
-                        unit_text,
-                        ridge_intensity,
-                    ]
+                row(
+                    f"peak {units.short_dtype(dtype)}{accumulation_text}",
+                    units.amount(peak, unit_text),
+                    peak,
+                    unit_text,
+                    ridge_intensity,
                 )
             )
     return table_rows

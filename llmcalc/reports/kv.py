@@ -14,7 +14,7 @@ from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from .answer import CountedAnswer
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Table, row, without_repetitions
 from .draft import with_draft
 from .encoder_tokens import with_encoder_tokens
 from .notes import binary_unit_note, too_long_notes, unread_format_notes, warnings_of_notes, workload_text
@@ -132,19 +132,17 @@ def _kinds_table(
         Column("share", "share", units.percent),
     )
     table_rows = [
-        Row(
-            [
-                layer_group.kind,
-                layer_group.layers,
-                layer_group.tokens,
-                layer_group.width,
-                layer_group.bytes,
-                layer_group.bytes / cache_size.bytes,
-            ]
+        row(
+            layer_group.kind,
+            layer_group.layers,
+            layer_group.tokens,
+            layer_group.width,
+            layer_group.bytes,
+            layer_group.bytes / cache_size.bytes,
         )
         for layer_group in cache_size.groups
     ]
-    table_rows.append(Row(["total", None, None, None, cache_size.bytes, 1.0], is_bold=True, is_sum=True))
+    table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
     cache_text = subtitle_with_rank(headline(cache_size), rank_share)
     return Table(
         preset.display, table_columns, table_rows, cache_text, notes, units.memory(cache_size.bytes), name="layers"
@@ -185,7 +183,7 @@ def _changed_model_rows(cache_size: CacheSize, model_changes: Iterable[WhatIf], 
         ),
     ]
     rows_with_ratio = [
-        Row([title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names)], is_bold=not row_index)
+        row(title, kv_ratio, *(other_cache.bytes_in_format(dtype) for dtype in dtype_names), is_bold=not row_index)
         for row_index, (title, kv_ratio, other_cache) in enumerate(model_rows)
     ]
     return Table("", table_columns, rows_with_ratio, name="what-if")
@@ -201,7 +199,7 @@ def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
         Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )
     table_rows = [
-        Row([tokens, cache_bytes, cache_bytes / (batch * tokens)], is_bold=tokens == cache_size.workload.seq)
+        row(tokens, cache_bytes, cache_bytes / (batch * tokens), is_bold=tokens == cache_size.workload.seq)
         for tokens, cache_bytes in bytes_by_tokens.items()
     ]
     return Table("", table_columns, table_rows, name="growth")

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..studies.lock import LockChange, LockEntry, program_version
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, row
 from .notes import plural
 
 
@@ -44,15 +44,13 @@ def report(lock_entries: Sequence[LockEntry]) -> Report:
 def _entry_row(entry_data: dict[str, Any]) -> Row:
     bytes_per_token = None if entry_data["cache"] is None else entry_data["cache"]["bytes_per_token"]
     parameter_counts = entry_data["params"]
-    return Row(
-        [
-            entry_data["target"],
-            parameter_counts["total"],
-            parameter_counts["active"],
-            bytes_per_token,
-            entry_data["weights"]["published"],
-            entry_data["sha256"],
-        ]
+    return row(
+        entry_data["target"],
+        parameter_counts["total"],
+        parameter_counts["active"],
+        bytes_per_token,
+        entry_data["weights"]["published"],
+        entry_data["sha256"],
     )
 
 
@@ -63,22 +61,17 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
     """
     answer_text = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(model_count, 'model')} unchanged"
     table_rows = [
-        Row(
-            [
-                lock_change.target,
-                lock_change.key,
-                _locked_value_text(lock_change.locked_value),
-                _locked_value_text(lock_change.current_value),
-            ]
+        row(
+            lock_change.target,
+            lock_change.key,
+            _locked_value_text(lock_change.locked_value),
+            _locked_value_text(lock_change.current_value),
         )
         for lock_change in changes
     ]
-    current_program_version = program_version()
-    notes = (
-        [f"locked by llmcalc {locked_version}, checked by {current_program_version}"]
-        if locked_version != current_program_version
-        else []
-    )
+    notes, current_program_version = [], program_version()
+    if locked_version != current_program_version:
+        notes.append(f"locked by llmcalc {locked_version}, checked by {current_program_version}")
     json_document = {
         "file": file_name,
         "ok": not changes,

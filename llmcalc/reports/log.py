@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import units
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .document import Column, DisplayedValue, Report, Table, displayed_text, row
 from .engine import TITLES
 from .summary import model_data
 
@@ -35,13 +35,11 @@ def log_report(log_answer: ExplainedLog) -> Report:
     """Returns the report: the JSON document, and a table of the memory terms."""
     parsed_log = log_answer.reading
     table_rows = [
-        Row(
-            [
-                _term_title(memory_term),
-                _displayed_value(memory_term, memory_term.term.value),
-                _displayed_value(memory_term, memory_term.computed),
-                memory_term.difference,
-            ]
+        row(
+            _term_title(memory_term),
+            _displayed_value(memory_term, memory_term.term.value),
+            _displayed_value(memory_term, memory_term.computed),
+            memory_term.difference,
         )
         for memory_term in log_answer.terms
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import units
 from ..witnesses.measured_modules import ModuleSize, module_data
 from .answer import Answer
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, row
 
 COLUMNS = (
     Column("module", "module", justify="left"),
@@ -33,7 +33,7 @@ def report(config_name: str, class_name: str, module_tree: ModuleSize) -> Report
     table_rows: list[Row] = []
     for submodule in module_tree.children:
         _add_rows(table_rows, submodule, 1, total_params, 0)
-    table_rows.append(Row(["total", None, None, total_params, 1.0], is_bold=True, is_sum=True))
+    table_rows.append(row("total", None, None, total_params, 1.0, is_bold=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"
@@ -53,15 +53,13 @@ def _short_name(module_names: str) -> str:
 def _add_rows(table_rows: list[Row], module_size: ModuleSize, repeat_count: int, total_params: int, depth: int) -> None:
     repeat_count *= module_size.repeat
     table_rows.append(
-        Row(
-            [
-                _short_name(module_size.name),
-                module_size.params,
-                repeat_count if repeat_count > 1 else None,
-                module_size.params * repeat_count,
-                module_size.params * repeat_count / total_params,
-            ],
-            depth,
+        row(
+            _short_name(module_size.name),
+            module_size.params,
+            repeat_count if repeat_count > 1 else None,
+            module_size.params * repeat_count,
+            module_size.params * repeat_count / total_params,
+            depth=depth,
         )
     )
     for submodule in module_size.children:

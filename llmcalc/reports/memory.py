@@ -12,7 +12,7 @@ from ..device_memory.static import MemoryUse
 from ..sources.preset import Preset
 from . import bars, palette
 from .bars import TextBar
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .memory_data import memory_data
 from .memory_notes import (
     displayed_term_name,
@@ -155,14 +155,12 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
 def accelerators_table(accelerator_fits: Sequence[MemoryFit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     table_rows = [
-        Row(
-            [
-                accelerator_fit.hardware.name,
-                accelerator_fit.capacity,
-                accelerator_fit.share,
-                accelerator_fit.left_bytes,
-                fit_verdict_text(accelerator_fit),
-            ]
+        row(
+            accelerator_fit.hardware.name,
+            accelerator_fit.capacity,
+            accelerator_fit.share,
+            accelerator_fit.left_bytes,
+            fit_verdict_text(accelerator_fit),
         )
         for accelerator_fit in accelerator_fits
     ]
@@ -215,7 +213,9 @@ def memory_kind_columns_and_rows(
         peak_fraction = byte_count / device.device_bytes
         text_bar = None if depth or is_bold else TextBar(peak_fraction, palette.KINDS.get(memory_kind, palette.OTHER))
         formats_cell = [] if device_use is None else [units.short_dtype(dtype) if dtype else None]
-        return Row([kind_name, *formats_cell, byte_count, peak_fraction, text_bar], depth, is_bold, is_sum=is_bold)
+        return row(
+            kind_name, *formats_cell, byte_count, peak_fraction, text_bar, depth=depth, is_bold=is_bold, is_sum=is_bold
+        )
 
     dtype_by_kind = {} if device_use is None else {"weights": device_use.dtype, "cache": device_use.kv_dtype}
     table_rows: list[Row] = []
@@ -270,17 +270,17 @@ def phase_columns_and_rows(device: DeviceMemory, device_use: MemoryUse | None = 
         bytes_of_phases = [bytes_by_kind.get(memory_kind, 0) for bytes_by_kind in phases.values()]
         if any(bytes_of_phases):
             kind_name = KIND_NAMES[memory_kind] if device_use is None else _kind_text(device_use, memory_kind)
-            table_rows.append(Row([kind_name, *(byte_count or None for byte_count in bytes_of_phases)]))
+            table_rows.append(row(kind_name, *(byte_count or None for byte_count in bytes_of_phases)))
             if memory_kind == "optimizer" and device_use is not None:
                 table_rows += _optimizer_rows(device_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [Row([f"of these: {name}", *(count for _ in phases)], 1) for name, count in allocator_terms]
+    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
     table_rows.append(
-        Row(["peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values())], is_bold=True, is_sum=True)
+        row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )
-    table_rows += [Row([kind_name, *peak_cells(byte_count)]) for kind_name, byte_count in estimated_parts(device)]
-    table_rows.append(Row(["required", *peak_cells(device.device_bytes)], is_bold=True, is_sum=True))
-    return columns, [*table_rows, *([Row(["on the host", *peak_cells(device.host_bytes)])] if device.host else [])]
+    table_rows += [row(kind_name, *peak_cells(byte_count)) for kind_name, byte_count in estimated_parts(device)]
+    table_rows.append(row("required", *peak_cells(device.device_bytes), is_bold=True, is_sum=True))
+    return columns, [*table_rows, *([row("on the host", *peak_cells(device.host_bytes))] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, memory_kind: str) -> str:
@@ -316,7 +316,7 @@ def _optimizer_rows(memory_use: MemoryUse, bytes_by_phase: Sequence[Mapping[str,
     ]
     state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
     return [
-        Row([state_name, *(byte_count for _ in bytes_by_phase)], 1)
+        row(state_name, *(byte_count for _ in bytes_by_phase), depth=1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
     ]
 
@@ -329,16 +329,14 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
         highest_point = max(memory_points, key=lambda memory_point: memory_point.bytes)
         point_bytes = [memory_point.bytes for memory_point in _points_of_leaf_modules(memory_points)]
         table_rows.append(
-            Row(
-                [
-                    PHASE_NAMES[phase],
-                    highest_point.bytes,
-                    highest_point.module_path or "the model",
-                    bars.timeline_bar(point_bytes, device.peak_bytes),
-                ]
+            row(
+                PHASE_NAMES[phase],
+                highest_point.bytes,
+                highest_point.module_path or "the model",
+                bars.timeline_bar(point_bytes, device.peak_bytes),
             )
         )
-    table_rows.append(Row(["after", device.after_step_bytes, None, None]))
+    table_rows.append(row("after", device.after_step_bytes, None, None))
     return table_rows
 
 

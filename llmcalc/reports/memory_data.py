@@ -94,11 +94,9 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
     attention_kernel: the implementation of attention; default that of the simulated run.
     """
     attention_kernel = run_memory.attention if attention_kernel is None else attention_kernel
-    memory_use, run_settings, is_training = (
-        run_memory.states,
-        run_memory.settings,
-        run_memory.settings.phase == "training",
-    )
+    memory_use = run_memory.states
+    run_settings = run_memory.settings
+    is_training = run_memory.settings.phase == "training"
     kernel_options = kernel_choices(run_settings, run_memory.spec, attention_kernel)
     adapters = memory_use.adapters
     execution_entry: dict[str, Any] = {"attn_implementation": attention_kernel, "norm": kernel_options.norm}

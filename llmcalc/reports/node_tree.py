@@ -38,10 +38,8 @@ def node_figures_data(
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    cost_per_repeat, repeat_count = (
-        node_position.cost_per_repeat(cost_function, included_parts),
-        node_position.node.repeat,
-    )
+    cost_per_repeat = node_position.cost_per_repeat(cost_function, included_parts)
+    repeat_count = node_position.node.repeat
     node_figures: dict[str, Any] = {quantity: times(cost_per_repeat, repeat_count)}
     if repeat_count != 1:
         node_figures |= {"repeat": repeat_count, f"{quantity}_each": cost_per_repeat}

@@ -57,11 +57,9 @@ def cache_per_token_note(dtype: str) -> str:
 
 def relative_error_text(relative_difference: float, reference_text: str) -> str:
     """Writes a relative error as a text: `−6.7 % against the exact count` or `equal to the exact count`."""
-    return (
-        f"equal to {reference_text}"
-        if relative_difference == 0
-        else f"{units.signed_percent(relative_difference)} against {reference_text}"
-    )
+    if relative_difference == 0:
+        return f"equal to {reference_text}"
+    return f"{units.signed_percent(relative_difference)} against {reference_text}"
 
 
 def device_phrase(device_count: int, device_title: str) -> str:

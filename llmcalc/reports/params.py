@@ -15,7 +15,7 @@ from ..sources.presets import model_names
 from . import bars, palette
 from .answer import CountedAnswer
 from .bars import TextBar
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Row, Table, row, without_repetitions
 from .node_tree import Figures, node_figures_data, tree_data
 from .notes import identity_experts_note, relative_error_text, unread_format_notes
 from .rank_texts import counted_rank_notes, rank_data, replicated_parameters_text, subtitle_with_rank
@@ -65,30 +65,31 @@ def report(preset: Preset, parameter_count: ParameterCount, rank_share: Selected
     if rank_share is not None:
         json_document["params"]["copied"] = rank_share.model.copied_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
-    table_rows.append(Row(["total", None, None, total_params, 1.0, None], is_bold=True, is_sum=True))
+    table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
     if parameter_count.active != total_params:
         table_rows.append(
-            Row(
-                ["active per token", None, None, parameter_count.active, parameter_count.active / total_params, None],
+            row(
+                "active per token",
+                None,
+                None,
+                parameter_count.active,
+                parameter_count.active / total_params,
+                None,
                 is_bold=True,
                 is_sum=True,
             )
         )
-    model_text, notes = (
-        subtitle_with_rank(headline(preset.model), rank_share),
-        _params_notes(preset, parameter_count, rank_share),
-    )
+    model_text = subtitle_with_rank(headline(preset.model), rank_share)
+    notes = _params_notes(preset, parameter_count, rank_share)
     table = Table(preset.display, COLUMNS, table_rows, model_text, notes, count_text(parameter_count))
     return Report(json_document, [table]).with_target(preset.target)
 
 
 def count_text(parameter_count: ParameterCount) -> str:
     """Writes the number of parameters: `8.03 B parameters` or `671.03 B parameters, 37.55 B active per token`."""
-    active_text = (
-        ""
-        if parameter_count.active == parameter_count.total
-        else f", {units.count(parameter_count.active)} active per token"
-    )
+    active_text = ""
+    if parameter_count.active != parameter_count.total:
+        active_text = f", {units.count(parameter_count.active)} active per token"
     return f"{units.count(parameter_count.total)} parameters{active_text}"
 
 
@@ -140,15 +141,13 @@ def _add_rows(
 
 
 def _component_row(row_name: str, params_per_repeat: int, repeat_count: int, total_params: int, depth: int) -> Row:
-    return Row(
-        [
-            row_name,
-            params_per_repeat,
-            repeat_count if repeat_count > 1 else None,
-            params_per_repeat * repeat_count,
-            params_per_repeat * repeat_count / total_params,
-        ],
-        depth,
+    return row(
+        row_name,
+        params_per_repeat,
+        repeat_count if repeat_count > 1 else None,
+        params_per_repeat * repeat_count,
+        params_per_repeat * repeat_count / total_params,
+        depth=depth,
     )
 
 
@@ -166,20 +165,17 @@ def _rows_with_bars(components_and_rows: Sequence[Part]) -> list[Row]:
         nested_rows = components_and_rows[row_index + 1 : next(later_indices, len(components_and_rows))]
         text_bar = None
         if covered_depth < 0 and all(component == component_kind for component, _ in nested_rows):
-            text_bar, covered_depth = (
-                TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER)),
-                table_row.depth,
-            )
+            text_bar = TextBar(table_row.cells[-1], palette.COMPONENTS.get(component_kind, palette.OTHER))
+            covered_depth = table_row.depth
         table_rows.append(table_row._replace(cells=[*table_row.cells, text_bar]))
     return table_rows
 
 
 def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: SelectedRank | None) -> list[str]:
-    notes = (
-        _published_notes(preset, parameter_count)
-        if rank_share is None
-        else _rank_notes(preset, parameter_count, rank_share)
-    )
+    if rank_share is None:
+        notes = _published_notes(preset, parameter_count)
+    else:
+        notes = _rank_notes(preset, parameter_count, rank_share)
     notes[:0] = unread_format_notes(preset)
     for option_name, parameters in parameter_count.left_out.items():
         notes.append(
@@ -190,10 +186,8 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, rank_share: S
     approximation_note = "" if rank_share is not None else rule_of_thumb(preset, parameter_count)
     notes += [CONVENTION, approximation_note, identity_experts_note(parameter_count.tree)]
     if parameter_count.active_at_least != parameter_count.active:
-        average_active_params, minimum_active_params = (
-            units.count(parameter_count.active_evenly),
-            units.count(parameter_count.active_at_least),
-        )
+        average_active_params = units.count(parameter_count.active_evenly)
+        minimum_active_params = units.count(parameter_count.active_at_least)
         notes.append(
             f"active per token with identity experts among its own: {average_active_params} on average if all experts "
             f"are chosen alike, {minimum_active_params} at least"

@@ -13,7 +13,7 @@ from ..studies.layout_candidates import ENOUGH_HEADROOM, Candidate, position_of_
 from ..studies.plan import FEWER_LAYOUTS, UNTRIED, LayoutPlan, RankedLayouts
 from ..studies.step_size import DEVICE_TOKENS, STEP_TOKENS, usual_step_tokens
 from ..timing.time_ranges import TIE, TimeRange
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions
 from .memory_notes import run_text
 from .notes import large_step_notes, plural, too_long_notes, warnings_of_notes
 from .rank_texts import candidate_cell, shared_layout_words
@@ -106,7 +106,7 @@ def report(
     ]
     if plan.refusal_counts:
         reason_rows = [
-            Row([reason, count]) for reason, count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
+            row(reason, count) for reason, count in sorted(plan.refusal_counts.items(), key=lambda item: -item[1])
         ]
         tables.append(
             Table(
@@ -225,12 +225,10 @@ def _layout_row(
         return Row(row_cells)
     seconds_range = layout_plan.range(candidate)
     if seconds_range is None:
-        return Row([*row_cells, None, None, "", candidate.device_bytes, candidate.headroom])
-    seconds_cell, seconds = (
-        DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3)),
-        range_ends_text(seconds_range),
-    )
-    return Row([*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom])
+        return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
+    seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
+    seconds = range_ends_text(seconds_range)
+    return row(*row_cells, seconds_cell, seconds, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
 
 
 def _order_notes(layout_plan: LayoutPlan) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
-from .document import Column, Report, Row, Table, without_repetitions
+from .document import Column, Report, Table, row, without_repetitions
 from .figure_sources import source_data, source_notes
 from .notes import aliases_note
 from .params import CONVENTION
@@ -61,15 +61,13 @@ def _list_table(counted_presets: Sequence[Counted]) -> Table:
     for preset, parameter_count in counted_presets:
         active_params = None if parameter_count.active == parameter_count.total else parameter_count.active
         table_rows.append(
-            Row(
-                [
-                    preset.name,
-                    preset.model.kind,
-                    preset.released,
-                    parameter_count.total,
-                    active_params,
-                    _published_verdict(preset, parameter_count),
-                ]
+            row(
+                preset.name,
+                preset.model.kind,
+                preset.released,
+                parameter_count.total,
+                active_params,
+                _published_verdict(preset, parameter_count),
             )
         )
     notes = [
@@ -92,14 +90,14 @@ def _published_verdict(preset: Preset, parameter_count: ParameterCount) -> str:
 
 def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     published_figures, training = preset.published, preset.training
-    table_rows = [Row(["total parameters", units.count(parameter_count.total), parameter_count.total])]
+    table_rows = [row("total parameters", units.count(parameter_count.total), parameter_count.total)]
     if parameter_count.active != parameter_count.total:
-        table_rows.append(Row(["active per token", units.count(parameter_count.active), parameter_count.active]))
+        table_rows.append(row("active per token", units.count(parameter_count.active), parameter_count.active))
     for option_name, parameters in parameter_count.left_out.items():
-        table_rows.append(Row([f"not in the total: {option_name}", units.count(parameters), parameters]))
+        table_rows.append(row(f"not in the total: {option_name}", units.count(parameters), parameters))
     if published_figures.parameters is not None:
         table_rows.append(
-            Row(["published weights", _published_verdict(preset, parameter_count), published_figures.parameters])
+            row("published weights", _published_verdict(preset, parameter_count), published_figures.parameters)
         )
     published_fields = {
         "published figure": published_figures.nominal,
@@ -109,7 +107,7 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     settings = training.model_dump(exclude_none=True, exclude={"note"})
     for figure_name, figure_value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
         if figure_value is not None:
-            table_rows.append(Row([figure_name.replace("_", " "), str(figure_value), None]))
+            table_rows.append(row(figure_name.replace("_", " "), str(figure_value), None))
     notes = [
         aliases_note(preset.aliases),
         f"on the published figure: {published_figures.parameters_note}" if published_figures.parameters_note else "",

@@ -90,11 +90,9 @@ def rank_text(rank_share: SelectedRank) -> str:
     rank_description = f"rank {rank_share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
         return rank_description
-    return (
-        f"{rank_description}, layers {index_ranges(layer_chunks.layers)}"
-        if layer_chunks.layers
-        else f"{rank_description}, no layers"
-    )
+    if layer_chunks.layers:
+        return f"{rank_description}, layers {index_ranges(layer_chunks.layers)}"
+    return f"{rank_description}, no layers"
 
 
 def counted_rank_notes(rank_share: SelectedRank | None, *notes: str) -> list[str]:

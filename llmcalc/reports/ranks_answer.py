@@ -53,11 +53,10 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         from ..studies.rollout_phases import rollout_phases
 
         has_expandable_segments = self.memory.settings.allocator == "expandable"
-        cuda_runtime = (
-            cuda_runtime_of(hardware, self.workspace, has_expandable_segments)
-            if self.accelerators
-            else self.memory.cuda_runtime
-        )
+        if self.accelerators:
+            cuda_runtime = cuda_runtime_of(hardware, self.workspace, has_expandable_segments)
+        else:
+            cuda_runtime = self.memory.cuda_runtime
         return rollout_phases(self, self.launch.rollout, self.preset, hardware, cuda_runtime)
 
     @cached_property
@@ -94,11 +93,9 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
     def _fit_of_highest_phase(self, accelerator_fit: MemoryFit) -> MemoryFit:
         """Returns the verdict for the phase of the run that needs most memory."""
         peak_bytes = max((phase.bytes for phase in self.phases_on_hardware(accelerator_fit.hardware)), default=0)
-        return (
-            accelerator_fit
-            if peak_bytes <= accelerator_fit.needed_bytes
-            else MemoryFit(accelerator_fit.hardware, peak_bytes)
-        )
+        if peak_bytes <= accelerator_fit.needed_bytes:
+            return accelerator_fit
+        return MemoryFit(accelerator_fit.hardware, peak_bytes)
 
     @property
     def states(self) -> MemoryUse:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.launch.rollout import Rollout
 from ..studies.rollout_phases import RolloutPhase
-from .document import Column, Row, Table
+from .document import Column, Table, row
 
 TITLES = {"rollout": "rollout", "weight_transfer": "weights sent", "log_probabilities": "log-probs", "update": "update"}
 """Phase → the title of its column."""
@@ -73,8 +73,8 @@ def phases_table(
             for phase_bytes in bytes_of_phases
         ]
         if any(phase_sums):
-            table_rows.append(Row([memory_row_name, *(term_bytes or None for term_bytes in phase_sums)]))
-    phase_total = Row(["total", *(phase.bytes for phase in phases)], is_bold=True, is_sum=True)
+            table_rows.append(row(memory_row_name, *(term_bytes or None for term_bytes in phase_sums)))
+    phase_total = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
     return Table(
         table_heading, table_columns, [*table_rows, phase_total], subtitle, [*notes, NOTE], answer_text, name="rollout"
     )

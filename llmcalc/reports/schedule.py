@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .. import units
 from ..parallel.layout import Layout, Schedule
 from ..parallel.schedules import ActionSpan, InFlightCounts, Kind, Timetable, effective_schedule
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Table, row
 from .formats.pipe import GAP, INDENT, width_of_terminal
 
 NAMES: dict[Schedule, str] = {
@@ -99,7 +99,7 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
                 rank if model_chunk == 0 else None,
                 *([pipeline.stage(rank, model_chunk)] if has_several_chunks else []),
             ]
-            table_rows.append(Row([*stage_cells, chart_line, peak_texts[rank][model_chunk]]))
+            table_rows.append(row(*stage_cells, chart_line, peak_texts[rank][model_chunk]))
     headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends_text = "" if pipeline.ranks == 1 else f"{timetable.message_count:,} sends between ranks"
     table = Table(
@@ -125,11 +125,9 @@ def _schedule_notes(
     peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunk_count > 1:
         peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
-    split_text = (
-        "; after +: only the backward of the weights is left"
-        if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts)
-        else ""
-    )
+    split_text = ""
+    if any(sum(in_flight_count.awaiting_weights) for in_flight_count in in_flight_counts):
+        split_text = "; after +: only the backward of the weights is left"
     yield f"peak: {peak_rank_text}{split_text}"
     if pipeline.is_bidirectional:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"

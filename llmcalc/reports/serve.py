@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .. import units
@@ -203,9 +204,8 @@ They are compared by the likely first token of a burst, and by that of spread ar
 def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
     chosen_server = servers.chosen
-    servers_in_order = sorted(range(len(servers.servers)), key=lambda index: _server_order(servers, index))
     table_rows = []
-    for server_index in servers_in_order:
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
         server, server_point = servers.servers[server_index], servers.points[server_index]
         keeps_limits = servers.limit_verdicts[server_index]
         shown_point = server_point or servers.curves[server_index][-1 if serve_study.limits.concurrency else 0]
@@ -231,9 +231,7 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
     chosen_server = servers.chosen
     table_rows = []
-    for server_index in sorted(
-        range(len(servers.servers)), key=lambda server_index: _server_order(servers, server_index)
-    ):
+    for server_index in sorted(range(len(servers.servers)), key=partial(_server_order, servers)):
         server, trace_times = servers.servers[server_index], servers.traces[server_index]
         seconds = [
             DisplayedValue(time_spread.estimate, _range_cell(time_spread))
@@ -244,11 +242,9 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
             )
         ]
         output_rate = trace_times.output_tokens_per_second
-        last_cell = (
-            output_rate / server.devices
-            if serve_study.price is None
-            else _token_cost_of_trace(serve_study, server, trace_times)
-        )
+        last_cell: float | None = output_rate / server.devices
+        if serve_study.price is not None:
+            last_cell = _token_cost_of_trace(serve_study, server, trace_times)
         verdict = "ok" if servers.limit_verdicts[server_index] else "no"
         row_cells = [layout_text(server), server.devices, *seconds, output_rate, last_cell, verdict]
         table_rows.append(Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.index))
@@ -465,11 +461,9 @@ def _server_options(server: Server) -> dict[str, Any]:
 
 def _group_data(server: Server) -> dict[str, int] | None:
     """Returns the numbers of prompt replicas and decoding replicas in a group; None if each replica does both."""
-    return (
-        None
-        if server.group is None
-        else {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
-    )
+    if server.group is None:
+        return None
+    return {"prefill": server.group.prefill_replicas, "decode": server.group.decode_replicas}
 
 
 def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:

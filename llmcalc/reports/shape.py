@@ -11,7 +11,7 @@ from ..sources.preset import Preset
 from ..studies.literature import FINDINGS, TAY_LAYERS, TOKENS_PER_PARAMETER, kaplan_range
 from ..studies.shape import LEAST_ASPECT, MOST_ASPECT, ModelShape, ShapeStudy
 from .compare import BAND, aspect_text
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Table, row
 from .notes import MULTIPLY_ADD, cache_per_token_note, flops_per_token_note
 from .summary import headline, model_data
 
@@ -94,11 +94,10 @@ def report(
             ],
         ).with_target(preset.target if is_target else "")
     budget_value = shape_study.budget.value
-    title = (
-        f"{units.count(budget_value)} parameters"
-        if shape_study.budget.kind == "parameters"
-        else f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
-    )
+    if shape_study.budget.kind == "parameters":
+        title = f"{units.count(budget_value)} parameters"
+    else:
+        title = f"{budget_value:.3g} FLOPs of training".replace("e+", "e")
     cost_table = Table(
         f"{title}, same ratios as {preset.display}",
         _cost_columns(shape_study),
@@ -148,21 +147,19 @@ def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
     heads = " ".join(map(str, shape.head_sizes)) or "none"
     cache_bytes = shape.kv_bytes if has_windows else shape.kv_bytes_per_token
     cost_cells = [shape.parameters, shape.difference, shape.forward_flops_per_token, cache_bytes, heads]
-    return Row([*_shape_size_cells(shape), *cost_cells], is_bold=shape.target)
+    return row(*_shape_size_cells(shape), *cost_cells, is_bold=shape.target)
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
     verdicts, layers = model_shape.verdicts, model_shape.stack.num_hidden_layers
     kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
     tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
-    return Row(
-        [
-            *_shape_size_cells(model_shape),
-            kaplan_verdict,
-            tay_verdict,
-            verdicts.critical_depth,
-            "past" if verdicts.past_critical else "within",
-        ],
+    return row(
+        *_shape_size_cells(model_shape),
+        kaplan_verdict,
+        tay_verdict,
+        verdicts.critical_depth,
+        "past" if verdicts.past_critical else "within",
         is_bold=model_shape.target,
     )
 
@@ -237,11 +234,9 @@ def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
 def _shape_notes(shape_study: ShapeStudy, preset: Preset, is_target: bool, adds_literature: bool) -> list[str]:
     family, first_stack = shape_study.family, shape_study.shapes[0].stack
     notes = [_shared_sizes_text(shape_study)]
-    per_token_text = (
-        f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
-        if _has_windows(shape_study)
-        else "FLOPs and KV cache are per token"
-    )
+    per_token_text = "FLOPs and KV cache are per token"
+    if _has_windows(shape_study):
+        per_token_text = f"FLOPs are per token, KV is the cache of a sequence of {shape_study.seq:,} tokens"
     if family.head_divisor > 1:
         model_head_dim = (first_stack.head_dim or 0) * family.head_divisor
         notes.append(
@@ -302,11 +297,10 @@ def _shared_sizes_text(shape_study: ShapeStudy) -> str:
 
 def _training_budget(shape_study: ShapeStudy) -> str:
     budget = shape_study.budget
-    tokens = (
-        f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
-        if budget.tokens is None
-        else f"{units.count(budget.tokens)} tokens"
-    )
+    if budget.tokens is None:
+        tokens = f"{TOKENS_PER_PARAMETER} tokens per active parameter (Hoffmann 2022)"
+    else:
+        tokens = f"{units.count(budget.tokens)} tokens"
     return (
         f"training FLOPs: {tokens} × exact FLOPs per token, forward and backward, {MULTIPLY_ADD}, full pairs, "
         f"sequences of {budget.seq:,}"

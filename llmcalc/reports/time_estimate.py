@@ -16,7 +16,7 @@ from ..timing.stack import find_stack
 from ..timing.time_estimator import QUANTIZED
 from ..timing.time_ranges import TimeRange, round_to_digits
 from ..timing.timing_constants import TimeStack
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row
 from .notes import device_phrase, float16_notes, large_step_notes, plural, too_long_notes, warnings_of_notes
 from .rank_texts import layout_cell
 from .summary import model_data
@@ -122,11 +122,9 @@ def decoding_data(timed_run: TimedRun | None) -> dict[str, Any]:
 
 def decoding_cells(timed_run: TimedRun | None) -> list[Any]:
     """Returns table cells of the seconds per decoded token and the tokens/s, for `DECODING_COLUMNS`."""
-    return (
-        [None, None]
-        if timed_run is None
-        else [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
-    )
+    if timed_run is None:
+        return [None, None]
+    return [DisplayedValue(timed_run.seconds, tpot_text(timed_run)), timed_run.tokens_per_second]
 
 
 DECODING_COLUMNS = (
@@ -357,7 +355,7 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
 
 def _node_row(node: TimedNode, total_seconds: float) -> Row:
     seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
-    return Row([node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share])
+    return row(node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share)
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:

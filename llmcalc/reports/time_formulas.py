@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.time_formulas import SYMBOLS, TimeFormula
-from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, without_repetitions
+from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, without_repetitions
 from .summary import headline, model_data
 from .time_estimate import duration_text
 
@@ -52,13 +52,11 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
 def _formula_row(formula: TimeFormula) -> Row:
     kernel_text = f"{formula.kernel}, backward" if formula.backward else formula.kernel
     formula_text = f"{formula.symbolic} = {formula.substituted}"
-    return Row(
-        [
-            f"{formula.path}: {kernel_text}",
-            formula_text,
-            DisplayedValue(formula.seconds, duration_text(formula.seconds)),
-            formula.repeat,
-        ]
+    return row(
+        f"{formula.path}: {kernel_text}",
+        formula_text,
+        DisplayedValue(formula.seconds, duration_text(formula.seconds)),
+        formula.repeat,
     )
 
 

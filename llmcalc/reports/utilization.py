@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..studies.utilization import Utilization
-from .document import Column, Row, Table
+from .document import Column, Table, row
 
 EXACT_CAUSAL = "exact_causal"
 """The key of the exact count of unmasked pairs: the fewest FLOPs with which kernels can compute the pass."""
@@ -31,11 +31,9 @@ def _high_utilization_notes(utilization: Utilization) -> list[str]:
         if dtype.startswith("float") and units.DTYPE_BITS[dtype] < dtype_bits
     ]
     widest_format = max(narrower_formats, key=units.DTYPE_BITS.__getitem__, default="")
-    advice_text = (
-        f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
-        if widest_format
-        else ""
-    )
+    advice_text = ""
+    if widest_format:
+        advice_text = f", and a narrower format has a higher peak (--dtype {units.short_dtype(widest_format)})"
     return [
         "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together" + advice_text
     ]
@@ -52,14 +50,12 @@ def utilization_table(title: str, headline: str, utilization: Utilization) -> Ta
         Column("hfu", "HFU", units.percent),
     )
     table_rows = [
-        Row(
-            [
-                utilization_row.name,
-                utilization_row.formula,
-                utilization_row.flops_per_token,
-                utilization_row.mfu,
-                utilization_row.hfu,
-            ],
+        row(
+            utilization_row.name,
+            utilization_row.formula,
+            utilization_row.flops_per_token,
+            utilization_row.mfu,
+            utilization_row.hfu,
             is_bold=utilization_row.key.startswith("exact_"),
         )
         for utilization_row in utilization.conventions

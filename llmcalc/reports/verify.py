@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import units
 from ..witnesses.checks import LOSS, MEMORY, QUANTITIES, Check, Verdict
-from .document import Column, Report, Row, Table, single_document_or_list
+from .document import Column, Report, Row, Table, row, single_document_or_list
 from .notes import plural
 
 SHORT = {
@@ -133,13 +133,12 @@ def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
     """
     comparisons = [comparison for comparison in model_verdict.checks if _quantity_group(comparison) == quantity]
     failed_count = sum(not comparison.ok for comparison in comparisons)
-    agreement_sign = (
-        "±"
-        if any(comparison.known_difference for comparison in comparisons)
-        else "≈"
-        if any(comparison.tolerance for comparison in comparisons)
-        else "="
-    )
+    if any(comparison.known_difference for comparison in comparisons):
+        agreement_sign = "±"
+    elif any(comparison.tolerance for comparison in comparisons):
+        agreement_sign = "≈"
+    else:
+        agreement_sign = "="
     return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
 
 
@@ -285,10 +284,8 @@ def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
 def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
-    direct_count, summed_count = (
-        sum(len(comparison.alone) for _, comparison in covered_models),
-        sum(len(comparison.summed) for _, comparison in covered_models),
-    )
+    direct_count = sum(len(comparison.alone) for _, comparison in covered_models)
+    summed_count = sum(len(comparison.summed) for _, comparison in covered_models)
     missing_paths = [
         path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
         for model_verdict, comparison in covered_models
@@ -330,21 +327,17 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
             comparisons = list(quantity_group)
             listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
             table_rows = [
-                Row(
-                    [
-                        _node_path_or_peak_moment(comparison),
-                        comparison.closed_form,
-                        "none" if comparison.measured is None else comparison.measured,
-                        comparison.explanation(model_verdict.sizes),
-                    ]
+                row(
+                    _node_path_or_peak_moment(comparison),
+                    comparison.closed_form,
+                    "none" if comparison.measured is None else comparison.measured,
+                    comparison.explanation(model_verdict.sizes),
                 )
                 for comparison in listed_checks
             ]
-            notes = (
-                [f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)"]
-                if len(listed_checks) < len(comparisons)
-                else []
-            )
+            notes = []
+            if len(listed_checks) < len(comparisons):
+                notes.append(f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)")
             yield Table(
                 model_verdict.target,
                 table_columns,

@@ -95,11 +95,9 @@ class PassVisits(NamedTuple):
         repeats_in_order = [layer_repeat for layer_repeat in repeat_indices if layer_repeat is not None]
         if repeats_in_order != sorted(repeats_in_order, reverse=repeats[0] > repeats[-1]):
             return None
-        return (
-            [repeat_indices.index(stack_repeat) for stack_repeat in repeats]
-            if {*repeats} <= {*repeat_indices}
-            else None
-        )
+        if {*repeats} <= {*repeat_indices}:
+            return [repeat_indices.index(stack_repeat) for stack_repeat in repeats]
+        return None
 
     def added_bytes(self, start_index: int, next_start: int, visit_count: int, added_layers: int) -> int | None:
         """Returns by how many bytes the peaks of a later part of the pass exceed those of an earlier part.
@@ -108,10 +106,8 @@ class PassVisits(NamedTuple):
         added_layers: by how many the later part's indices of layers exceed those of the earlier part.
         None if the parts differ in anything else.
         """
-        earlier_visits, later_visits = (
-            self.visits[start_index : start_index + visit_count],
-            self.visits[next_start : next_start + visit_count],
-        )
+        earlier_visits = self.visits[start_index : start_index + visit_count]
+        later_visits = self.visits[next_start : next_start + visit_count]
         added_bytes = later_visits[0].peak_bytes - earlier_visits[0].peak_bytes
         expected_visits = [
             (

@@ -51,11 +51,9 @@ def scratch_bytes(output_count: int, row_count: int, multiprocessors: int) -> tu
         min(ceil_div(blocks_of_full_gpu, block_count), ceil_div(values_per_thread, FEWEST_VALUES)),
         ceil_div(values_per_thread, MOST_VALUES),
     )
-    return (
-        (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * block_count)
-        if blocks_per_output > 1
-        else (0, 0)
-    )
+    if blocks_per_output > 1:
+        return (SUM_BYTES * output_count * blocks_per_output * block_width * vector_width, COUNTER_BYTES * block_count)
+    return (0, 0)
 
 
 def _power_of_two(upper_bound: int) -> int:

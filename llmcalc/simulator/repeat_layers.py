@@ -53,10 +53,8 @@ class AllocatorOverhead(NamedTuple):
     @staticmethod
     def overhead_of_replay(device: CachingAllocator, requested_bytes: AllocatorStepEncoder) -> AllocatorOverhead:
         """Returns the overhead of an allocator after a replay. requested_bytes: the requested bytes."""
-        rounding, free_bytes = (
-            device.peak_allocated - requested_bytes.peak_requested,
-            device.peak_reserved - device.peak_allocated,
-        )
+        rounding = device.peak_allocated - requested_bytes.peak_requested
+        free_bytes = device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(
             requested_bytes.peak_requested, rounding, free_bytes, device.allocated - requested_bytes.requested
         )
@@ -273,11 +271,9 @@ class RepeatAnalysis:
         """Returns the repeat of one stack that contains a module."""
         layer_stack = self.stacks[stack_index]
         repeat_index = (allocation_place.layer_index - layer_stack.layers_before) // layer_stack.layer_period
-        return (
-            (stack_index, repeat_index)
-            if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS
-            else None
-        )
+        if layer_stack.contains(allocation_place) and 0 <= repeat_index < RECORDED_REPEATS:
+            return (stack_index, repeat_index)
+        return None
 
     def _repeat_of_parameter(self, parameter_path: Sequence[Any]) -> Repeat | None:
         """Returns the layer repeat that contains a parameter."""

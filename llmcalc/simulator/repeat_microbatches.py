@@ -97,11 +97,9 @@ class EventMeter(Meter):
                 other_pass_id = (
                     previous_pass_id if pass_kind == PREVIOUS else (model_chunk, pass_kind, pass_id[2] + pass_distance)
                 )
-                other_first_storage = (
-                    first_storage_number
-                    if other_pass_id == pass_id
-                    else first_storage_numbers.get(other_pass_id or pass_id)
-                )
+                other_first_storage: int | None = first_storage_number
+                if other_pass_id != pass_id:
+                    other_first_storage = first_storage_numbers.get(other_pass_id or pass_id)
                 if other_first_storage is None:
                     raise NotRepeatingError
                 other_first_storage -= first_storage_number

@@ -50,11 +50,9 @@ class ReplayResult:
     def estimate_from_shorter_replay(self, shorter_replay: ReplayResult, micro_batches: int) -> None:
         """Takes the allocator's bytes from a run with fewer micro-batches, plus the missing micro-batches' tensors."""
         self.reserved_bytes = shorter_replay.reserved_bytes + max(0, self.peak[1].bytes - shorter_replay.peak[1].bytes)
-        self.rounding_bytes, self.rounding_bytes_after, self.micro_batches = (
-            shorter_replay.rounding_bytes,
-            shorter_replay.rounding_bytes_after,
-            micro_batches,
-        )
+        self.rounding_bytes = shorter_replay.rounding_bytes
+        self.rounding_bytes_after = shorter_replay.rounding_bytes_after
+        self.micro_batches = micro_batches
 
     def store_step_peaks(
         self,

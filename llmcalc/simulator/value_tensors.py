@@ -156,11 +156,9 @@ class ValueTensors:
         value_tensor = (
             self.tensor_of(recorded_value) if operation is None else self.tensor_read_by(operation, recorded_value)
         )
-        return (
-            value_tensor
-            if len(recorded_value.axes) == 1
-            else self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
-        )
+        if len(recorded_value.axes) == 1:
+            return value_tensor
+        return self.t.flatten(value_tensor, len(value_tensor.shape) - len(recorded_value.axes))
 
     def store_tensor(self, recorded_value: Value, tensor: Tensor) -> None:
         """Stores the tensor of a value, with axes in the value's order."""
@@ -252,6 +250,14 @@ class ValueTensors:
     def unsupported(self, reason: str, operation_name: str = "") -> UnsupportedKernel:
         """Creates the error for an operation without a kernel. operation_name: the operation's name."""
         return UnsupportedKernel(f"{'.'.join(filter(None, (self.path, operation_name)))}: {reason}")
+
+    def run_kernel_of_op(self, operation: Step, prefix: str) -> None:
+        """Runs the profile's method `<prefix>_<class of the operation>`."""
+        op_name = type(operation.op).__name__
+        kernel = getattr(self, f"{prefix}_{op_name}", None)
+        if kernel is None:
+            raise self.unknown_verb_error(operation, op_name)
+        kernel(operation)
 
     def unknown_verb_error(self, operation: Step, verb: str) -> UnsupportedKernel:
         """Creates the error for a verb that no profile implements."""

@@ -88,11 +88,9 @@ def _prepare_checks(model: ModelBudget, preset: Preset) -> Iterator[Callable[[],
     for bound_key, quantity_bound in model.bounds.items():
         with _errors_naming_model(f"{model.target}: {bound_key}"):
             bound_settings = _setting_values(bound_key, quantity_bound)
-            accelerators = (
-                [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
-                if isinstance(quantity_bound, FitsBound)
-                else [None]
-            )
+            accelerators: list[Hardware | None] = [None]
+            if isinstance(quantity_bound, FitsBound):
+                accelerators = [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
         for hardware in accelerators:
             yield partial(_check_bound, model.target, preset, bound_key, quantity_bound, bound_settings, hardware)
 

@@ -226,11 +226,10 @@ def _accelerator_names(names_value: Any) -> Any:
 def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
     """Raises `ValueError` for a setting that does not apply to a key."""
     allowed_keys = sorted([*other_keys, *SETTINGS[bound_key]])
-    expected_settings = (
-        f"{', '.join(other_keys)} or an option of llmcalc memory"
-        if SETTINGS[bound_key] is RUN
-        else ", ".join(allowed_keys)
-    )
+    if SETTINGS[bound_key] is RUN:
+        expected_settings = f"{', '.join(other_keys)} or an option of llmcalc memory"
+    else:
+        expected_settings = ", ".join(allowed_keys)
     for setting_name in bound_settings:
         if setting_name not in allowed_keys:
             raise ValueError(

@@ -85,11 +85,9 @@ def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    return (
-        training_seconds
-        if devices <= NODE
-        else training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
-    )
+    if devices <= NODE:
+        return training_seconds
+    return training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
 
 
 @frozen

@@ -89,11 +89,9 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
     """
     current_fit = model_memory.device.fit_on(hardware)
     batch, seq = largest_run(model_memory, hardware)
-    setting_changes = (
-        ()
-        if current_fit.verdict != "no"
-        else tuple(_memory_saving_changes(model_memory, current_fit, batch, seq, fit_with_engine))
-    )
+    setting_changes: tuple[SettingChange, ...] = ()
+    if current_fit.verdict == "no":
+        setting_changes = tuple(_memory_saving_changes(model_memory, current_fit, batch, seq, fit_with_engine))
     return FitAnswer(model_memory, current_fit, batch, seq, setting_changes)
 
 
@@ -118,22 +116,18 @@ def largest_run(
 
     @cache
     def run_of_size(setting_name: str, candidate_size: int) -> Memory:
-        return (
-            model_memory
-            if candidate_size == getattr(workload, setting_name)
-            else model_memory.with_changes(**{setting_name: candidate_size})
-        )
+        if candidate_size == getattr(workload, setting_name):
+            return model_memory
+        return model_memory.with_changes(**{setting_name: candidate_size})
 
     def needed_bytes(setting_name: str, candidate_size: int) -> int:
         """Returns the bytes of a run, or a lower bound if this bound already exceeds the capacity."""
         least_bytes = static_bytes
         if candidate_size in (1, block_tokens) and static_bytes <= capacity_bytes:
             least_bytes = run_of_size(setting_name, candidate_size).least_device_bytes
-        return (
-            least_bytes
-            if least_bytes > capacity_bytes
-            else run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed_bytes
-        )
+        if least_bytes > capacity_bytes:
+            return least_bytes
+        return run_of_size(setting_name, candidate_size).device.fit_on(hardware).needed_bytes
 
     # memory grows mostly by whole blocks of the cache
     block_tokens = cache_block_tokens(model_memory.settings, model_memory.states) or 1
@@ -148,13 +142,11 @@ def largest_run(
             if max_size is None and grows_linearly
             else None
         )
-        return (
-            largest_fitting_number(
+        if maximum:
+            return largest_fitting_number(
                 partial(needed_bytes, setting_name), capacity_bytes, start_size, maximum, size_step, stored_bytes
             )
-            if maximum
-            else 0
-        )
+        return 0
 
     batch = largest_size("batch", most_batch, MOST_BATCH if most_batch is None else most_batch)
     return batch, largest_size("seq", most_seq, longest_length, block_tokens)
@@ -194,11 +186,9 @@ def largest_fitting_number(
             return 0
     elif lower_number < maximum:
         if stored_bytes is not None and is_predicted:
-            known_fitting_number = (
-                first_number
-                if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0
-                else lower_number
-            )
+            known_fitting_number = lower_number
+            if lower_number < first_number <= maximum and excess_bytes(first_number) <= 0:
+                known_fitting_number = first_number
             first_number = largest_fitting_number(
                 stored_bytes,
                 stored_bytes(known_fitting_number) - excess_bytes(known_fitting_number),
@@ -217,10 +207,8 @@ def largest_fitting_number(
                 // size_step
                 * size_step
             )
-            upper_number, is_next_number_tried = (
-                min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number),
-                False,
-            )
+            upper_number = min(maximum, lower_number + 1 if is_next_number_tried else next_upper_number)
+            is_next_number_tried = False
     initial_lower_number, trial_count = lower_number, 0
     while upper_number - lower_number > 1:
         if upper_number > NEAR * lower_number and not is_predicted:
@@ -261,11 +249,9 @@ def _next_trial_number(
         return highest_fitting + (lowest_too_large - highest_fitting) * -excess_by_value[highest_fitting] // (
             excess_by_value[lowest_too_large] - excess_by_value[highest_fitting]
         )
-    return (
-        _number_at_capacity(excess_by_value, highest_fitting) + 1
-        if trial_number % 3 == 1
-        else (highest_fitting + lowest_too_large) // 2
-    )
+    if trial_number % 3 == 1:
+        return _number_at_capacity(excess_by_value, highest_fitting) + 1
+    return (highest_fitting + lowest_too_large) // 2
 
 
 def _number_at_capacity(excess_by_value: Mapping[int, int], highest_fitting: int) -> int:

@@ -263,11 +263,10 @@ def _fewest_devices_by_halving(
     """
     halving_count, excessive_halving_count = 0, (devices & -devices).bit_length()
     while halving_count + 1 < excessive_halving_count and not devices_question.budget.is_spent():
-        next_halving_count = (
-            halving_count + 1
-            if devices_question.global_batch is not None
-            else (halving_count + excessive_halving_count) // 2
-        )
+        if devices_question.global_batch is not None:
+            next_halving_count = halving_count + 1
+        else:
+            next_halving_count = (halving_count + excessive_halving_count) // 2
         halved_candidate = devices_question.best_fitting_layout(devices >> next_halving_count)
         if halved_candidate is None:
             excessive_halving_count = next_halving_count
@@ -302,11 +301,9 @@ def _largest_number(
     interpolated between two of these numbers. If an interpolated number does not fit, its missing bytes are kept free
     in the next attempt, and twice as many after another failure.
     """
-    model_memory, framework, capacity_bytes = (
-        devices_question.estimates.memory,
-        devices_question.estimates.framework,
-        devices_question.hardware.capacity_bytes,
-    )
+    model_memory = devices_question.estimates.memory
+    framework = devices_question.estimates.framework
+    capacity_bytes = devices_question.hardware.capacity_bytes
     version, micro_batches = devices_question.layout_request.framework_version or "", best_candidate.micro_batches
 
     @cache
@@ -315,11 +312,9 @@ def _largest_number(
             best_candidate.layout, micro_batches
         )[0]
 
-    fitting_point, too_large_point, margin_bytes = (
-        (start_size, best_candidate.device_bytes - tensor_bytes(start_size)),
-        (start_size, 0),
-        0,
-    )
+    fitting_point = (start_size, best_candidate.device_bytes - tensor_bytes(start_size))
+    too_large_point = (start_size, 0)
+    margin_bytes = 0
 
     def needed_bytes(candidate_size: int) -> int:
         allocator_overhead, size_distance = fitting_point[1], max(0, candidate_size - fitting_point[0])
@@ -342,10 +337,8 @@ def _largest_number(
             break
         largest_tensor_bytes = tensor_bytes(largest_size)
         candidate_run = model_memory.with_changes(num_microbatches=micro_batches, **{setting_name: largest_size})
-        device_bytes, replay_count = (
-            replayed_bytes(candidate_run, framework, version, best_candidate),
-            replay_count + 1,
-        )
+        device_bytes = replayed_bytes(candidate_run, framework, version, best_candidate)
+        replay_count = replay_count + 1
         if device_bytes > capacity_bytes:
             margin_bytes = (
                 max(2 * margin_bytes, device_bytes - capacity_bytes) if too_large_point[0] > fitting_point[0] else 0

@@ -102,11 +102,9 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         a, d, f = layer_widths
-        heads, key_width, ffn_width = (
-            heads + layer_count * a,
-            key_width + layer_count * a * d,
-            ffn_width + layer_count * f,
-        )
+        heads = heads + layer_count * a
+        key_width = key_width + layer_count * a * d
+        ffn_width = ffn_width + layer_count * f
     return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
 
 
@@ -200,14 +198,10 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
 
 KAPLAN, CHINCHILLA, PALM = "Kaplan 2020, Table 1", "Hoffmann 2022, appendix F", "Chowdhery 2022, appendix B"
 MEGATRON, MEGATRON_AGAIN = "Korthikanti 2022, appendix A", "Narayanan 2021, eq. 3"
-HALF, DENSE = (
-    "N non-embedding (active); half of all pairs; no logits",
-    "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax",
-)
-EVERY, MHA = (
-    "N all parameters (active), embedding included",
-    "for MHA with heads × head_dim = h and a non-gated FFN with d_ff = 4h",
-)
+HALF = "N non-embedding (active); half of all pairs; no logits"
+DENSE = "for MHA and a non-gated FFN; also counts the embedding, as a matrix product, and softmax"
+EVERY = "N all parameters (active), embedding included"
+MHA = "for MHA with heads × head_dim = h and a non-gated FFN with d_ff = 4h"
 
 
 def _rules_with_attention(

@@ -287,10 +287,8 @@ class TrainingTimes:
         repeated_operations = [
             (self._run_count(timed_pass, step_plan, operation), operation) for operation in timed_pass.operations
         ]
-        wait_seconds, host_wait_seconds = (
-            self._layer_wait_seconds(timed_pass, step_plan),
-            self._host_wait_seconds(timed_pass, step_plan),
-        )
+        wait_seconds = self._layer_wait_seconds(timed_pass, step_plan)
+        host_wait_seconds = self._host_wait_seconds(timed_pass, step_plan)
         seconds_scale = part_seconds["work"] / (
             sum(run_count * operation.seconds for run_count, operation in repeated_operations)
             + wait_seconds

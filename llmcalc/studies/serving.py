@@ -371,11 +371,9 @@ class ServeStudy:
         elif replica_count == 1:
             raise ReplicaDoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            single_pair, most_sequences, tpot = (
-                DisaggregatedServer(replica, 1, 1),
-                server.most_sequences,
-                self.limits.tpot,
-            )
+            single_pair = DisaggregatedServer(replica, 1, 1)
+            most_sequences = server.most_sequences
+            tpot = self.limits.tpot
             if tpot is not None:
                 most_sequences = largest_number(
                     lambda number: single_pair.token_seconds(number) <= tpot, most_sequences

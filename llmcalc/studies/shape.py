@@ -484,10 +484,8 @@ def nearest_depth(cost_of_depth: Callable[[int], int], target_cost: int, lower_d
             if interpolates_linearly
             else (lower_depth + upper_depth) // 2
         )
-        guessed_depth, previous_interval = (
-            min(max(unclamped_depth, lower_depth + 1), upper_depth - 1),
-            upper_depth - lower_depth,
-        )
+        guessed_depth = min(max(unclamped_depth, lower_depth + 1), upper_depth - 1)
+        previous_interval = upper_depth - lower_depth
         guessed_cost = cost_of_depth(guessed_depth)
         if guessed_cost <= target_cost:
             lower_depth, lower_cost = guessed_depth, guessed_cost

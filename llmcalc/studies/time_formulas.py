@@ -140,10 +140,8 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
 
 def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count: int) -> Iterator[TimeFormula]:
     for operation in time_estimator.timed_kernels(kernel):
-        compute_term, memory_term = (
-            _compute_formula(time_estimator, kernel, operation),
-            _memory_formula(time_estimator, kernel, operation),
-        )
+        compute_term = _compute_formula(time_estimator, kernel, operation)
+        memory_term = _memory_formula(time_estimator, kernel, operation)
         limit_terms = [formula_term for formula_term in (compute_term, memory_term) if formula_term]
         slower_term = limit_terms[0] if len(limit_terms) == 1 else NO_TERM
         if len(limit_terms) > 1:

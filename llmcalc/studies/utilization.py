@@ -74,11 +74,10 @@ def utilization(
 
     def utilization_of_rule(flop_rule: FlopRule) -> ConventionUtilization:
         counts_full_pairs = flop_rule.key == "exact_full"
-        recomputed_flops = (
-            kernel_flop_count.full - model_flop_count.full
-            if counts_full_pairs
-            else kernel_flop_count.causal - model_flop_count.causal
-        )
+        if counts_full_pairs:
+            recomputed_flops = kernel_flop_count.full - model_flop_count.full
+        else:
+            recomputed_flops = kernel_flop_count.causal - model_flop_count.causal
         return ConventionUtilization(
             flop_rule.key,
             flop_rule.name,

@@ -162,8 +162,9 @@ def _match_equal_shapes(
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining_tensors:
                 candidates = tensors_by_shape.get(shape if not is_transposed else _transposed_shape(shape))
-                matching_tensor = (
-                    next(
+                matching_tensor = None
+                if candidates:
+                    matching_tensor = next(
                         (
                             expected_tensor
                             for expected_tensor in candidates
@@ -171,9 +172,6 @@ def _match_equal_shapes(
                         ),
                         None,
                     )
-                    if candidates
-                    else None
-                )
                 if matching_tensor is None:
                     unmatched_tensors.append((tensor, shape))
                 else:

@@ -228,10 +228,8 @@ def compare_on_gpu(
                 f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
-        computed_bytes, measured_bytes = (
-            closed_form(device_memory),
-            measure_gpu(spec, run_settings, device_statistics).data(),
-        )
+        computed_bytes = closed_form(device_memory)
+        measured_bytes = measure_gpu(spec, run_settings, device_statistics).data()
         comparison.run_texts.append(run_text(spec, run_settings))
         comparison.checks += memory_checks(computed_bytes, measured_bytes, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(

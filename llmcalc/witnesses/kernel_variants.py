@@ -508,10 +508,8 @@ def loss_in_chunks(layer: nn.Linear, kernel_choices: KernelChoices, x: Any, toke
     last_tokens = kernel_choices.logits_to_keep
     if last_tokens is not None and last_tokens < x.shape[1]:
         x, token_ids = x[:, -last_tokens:], token_ids[:, -last_tokens:]
-    chunk_tokens, dtype = (
-        kernel_choices.loss_chunk or -(-x.shape[1] // 8),
-        getattr(torch, kernel_choices.logits_dtype or "float32"),
-    )
+    chunk_tokens = kernel_choices.loss_chunk or -(-x.shape[1] // 8)
+    dtype = getattr(torch, kernel_choices.logits_dtype or "float32")
     logits_chunks = [logits_of_chunk(layer, token_chunk) for token_chunk in x.split(chunk_tokens, dim=1)]
     labels = [token_chunk.reshape(-1) for token_chunk in token_ids.split(chunk_tokens, dim=1)]
     logits_chunks = [token_chunk.reshape(-1, token_chunk.size(-1)) for token_chunk in logits_chunks]
@@ -568,10 +566,8 @@ def _loss_of_logits(kernel_choices: KernelChoices, logits: Any, labels: Any) -> 
         loss_dtype = torch.float32 if kernel_choices.float32_loss else logits.dtype
         return log_probability_loss(logits.to(dtype or loss_dtype), labels)
     if kernel_choices.cross_entropy.startswith("flash"):
-        logit_rows, is_in_place = (
-            logits.to(dtype or logits.dtype).flatten(0, 1),
-            kernel_choices.cross_entropy == "flash-in-place",
-        )
+        logit_rows = logits.to(dtype or logits.dtype).flatten(0, 1)
+        is_in_place = kernel_choices.cross_entropy == "flash-in-place"
         return FlashCrossEntropy.apply(logit_rows, labels, is_in_place)[0].mean()  # type: ignore[no-untyped-call]
     if kernel_choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]

@@ -75,11 +75,9 @@ def _require_class(config_path: Path, model_type: str, has_remote_code: bool) ->
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if witness_of(model_type) not in CONFIG_MAPPING:
-        remote_note = (
-            "; its classes are code of its own repository (auto_map), which llmcalc never runs"
-            if has_remote_code
-            else ""
-        )
+        remote_note = ""
+        if has_remote_code:
+            remote_note = "; its classes are code of its own repository (auto_map), which llmcalc never runs"
         raise InputError(f"{config_path}: model_type: the installed transformers has no '{model_type}'{remote_note}")
 
 

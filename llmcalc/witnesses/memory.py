@@ -134,10 +134,8 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     if reason_to_skip:
         comparison.skip_reasons[SUMS] = reason_to_skip
         return
-    training, smaller_spec = (
-        configured_run(spec, short_settings),
-        spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
-    )
+    training = configured_run(spec, short_settings)
+    smaller_spec = spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)})
     assert isinstance(training, TrainingConfig)
     training = replace(training, has_master_weights=False)  # the passes read no master weights
     for model_spec in (spec, smaller_spec):
@@ -163,11 +161,9 @@ def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns the simulated bytes by quantity of a run that is not on a GPU."""
     run_setup = configured_run(spec, settings)
     run_setup = replace(run_setup, kernel_choices=replace(run_setup.kernel_choices, multiprocessors=0))
-    return (
-        simulate_steps(spec, run_setup).bytes_by_name()
-        if isinstance(run_setup, TrainingConfig)
-        else simulate_pass(spec, run_setup).bytes_by_name(run_setup.phase)
-    )
+    if isinstance(run_setup, TrainingConfig):
+        return simulate_steps(spec, run_setup).bytes_by_name()
+    return simulate_pass(spec, run_setup).bytes_by_name(run_setup.phase)
 
 
 def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, int]:
@@ -485,11 +481,8 @@ class CpuStorageTracker(StorageTracker):
 
 def measure_steps(spec: ModelSpec, training: TrainingConfig, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. step_count: as in `simulate_steps`."""
-    tracker = (
-        CpuStorageTracker(device=device)
-        if device == "cpu" and training.implementation != "fused"
-        else StorageTracker(device=device)
-    )
+    is_cpu_tracker = device == "cpu" and training.implementation != "fused"
+    tracker = (CpuStorageTracker if is_cpu_tracker else StorageTracker)(device=device)
     peaks_by_quantity: dict[str, int] = {}
     results_after_forward: dict[str, Any] = {}
 

@@ -141,11 +141,9 @@ def shape_cache_key(operation_input: Any) -> Hashable | None:
     if value_type in _PLAIN:
         return value_type, operation_input
     if isinstance(operation_input, torch.Tensor):
-        return (
-            (operation_input.shape, operation_input.stride(), operation_input.dtype)
-            if operation_input.is_meta
-            else None
-        )
+        if operation_input.is_meta:
+            return (operation_input.shape, operation_input.stride(), operation_input.dtype)
+        return None
     if isinstance(operation_input, tuple | list):
         element_keys = tuple(
             [

@@ -62,11 +62,9 @@ def _device_name(device: Any) -> str:
 
     import torch
 
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
-    )
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
 
 
 def driver_version() -> str | None:

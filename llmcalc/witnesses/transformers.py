@@ -159,10 +159,8 @@ def _avoid_identity_experts(model: nn.Module) -> None:
     import torch
 
     for module in model.modules():
-        score_correction, identity_expert_count = (
-            getattr(module, "e_score_correction_bias", None),
-            getattr(model.config, "zero_expert_num", 0),
-        )
+        score_correction = getattr(module, "e_score_correction_bias", None)
+        identity_expert_count = getattr(model.config, "zero_expert_num", 0)
         if isinstance(score_correction, torch.Tensor) and identity_expert_count:
             score_correction[-identity_expert_count:] = float("-inf")
 
@@ -198,10 +196,8 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except if both counts are 0."""
-        cost, excess_of_node = (
-            cost_in_class(model_type, quantity_name, cost, spec),
-            class_count_excess(model_type, quantity_name, spec),
-        )
+        cost = cost_in_class(model_type, quantity_name, cost, spec)
+        excess_of_node = class_count_excess(model_type, quantity_name, spec)
         return remove_zero_checks(
             compare_modules(
                 model_tree,

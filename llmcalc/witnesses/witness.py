@@ -81,13 +81,11 @@ def class_name_of(config: Mapping[str, Any]) -> str:
     class_names = _names_by_lower_case().get(architecture.lower())
     if class_names:
         return architecture if architecture in class_names else class_names[0]
-    class_lists = (
-        ("CAUSAL_LM",)
-        if architecture.endswith("ForCausalLM")
-        else ()
-        if architecture
-        else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
-    )
+    class_lists: tuple[str, ...] = ()
+    if architecture.endswith("ForCausalLM"):
+        class_lists = ("CAUSAL_LM",)
+    elif not architecture:
+        class_lists = ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
     for model_type in class_lists:
         class_name = getattr(auto, f"MODEL_FOR_{model_type}_MAPPING_NAMES").get(witness_of(config["model_type"]))
         if isinstance(class_name, str):

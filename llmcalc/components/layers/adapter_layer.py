@@ -114,10 +114,8 @@ class AdapterLayer(Block):
         elif shares_norm:
             adapter_input = recorder.normalized(x, self.norm, weight_owner=normed_x)
         recorder.hold(x=x, read=adapter_input)
-        default_language, bottleneck_axis = (
-            self.default_language or self.languages[0],
-            Axis("adapter", self.adapter_size),
-        )
+        default_language = self.default_language or self.languages[0]
+        bottleneck_axis = Axis("adapter", self.adapter_size)
         with recorder.scope("adapters", kind="feed_forward"):
             for language in self.languages:
                 adapter_role: Role = "own" if language == default_language else "idle"
@@ -132,11 +130,9 @@ class AdapterLayer(Block):
         recorder.hold(x=x)
         if not has_post_norm:
             return x
-        return (
-            recorder.normalized(x, self.norm, weight_owner=normed_x)
-            if shares_norm
-            else self._normalize(recorder, "mlp_post_norm", x)
-        )
+        if shares_norm:
+            return recorder.normalized(x, self.norm, weight_owner=normed_x)
+        return self._normalize(recorder, "mlp_post_norm", x)
 
     def reference(self, model_properties: ModelProperties) -> nn.Module:
         return _reference_class()(self, model_properties)

@@ -244,10 +244,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
     class StreamsReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.streams_in, self.streams_out = (
-                StreamSplit(stream_count, hidden_size),
-                StreamMerge(stream_count, hidden_size),
-            )
+            self.streams_in = StreamSplit(stream_count, hidden_size)
+            self.streams_out = StreamMerge(stream_count, hidden_size)
 
         def split_streams(self, x: Tensor, pass_state: PassState) -> Tensor:
             return self.streams_in(x)

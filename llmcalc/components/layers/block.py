@@ -332,11 +332,8 @@ class Block(Layer):
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
             return self._normalize(recorder, f"{sublayer}_post_norm", recorder.add(x, sublayer_output))
-        sublayer_output = (
-            sublayer_output
-            if self.norm_placement == "pre"
-            else self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
-        )
+        if self.norm_placement != "pre":
+            sublayer_output = self._normalize(recorder, f"{sublayer}_post_norm", sublayer_output)
         scale_kind = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
             sublayer_output = recorder.part(f"{sublayer}_out_scale", scale_kind, sublayer_output)

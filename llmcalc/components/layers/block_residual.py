@@ -87,7 +87,6 @@ class BlockResidualLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["block_residual"] = "block_residual"

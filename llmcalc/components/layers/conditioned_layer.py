@@ -30,7 +30,6 @@ class ConditionedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Voxtral Realtime 2026"
-    plain: ClassVar[bool] = False
 
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width

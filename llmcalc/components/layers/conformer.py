@@ -32,7 +32,6 @@ class ConformerLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
-    plain: ClassVar[bool] = False
 
     type: Literal["conformer"] = "conformer"
     convolution: ConformerConvolution

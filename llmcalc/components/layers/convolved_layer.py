@@ -28,7 +28,6 @@ class ConvolvedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2026"
-    plain: ClassVar[bool] = False
 
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel

@@ -38,7 +38,6 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2 2026"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["convolved_residual"] = "convolved_residual"  # type: ignore[assignment]

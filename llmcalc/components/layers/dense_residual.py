@@ -29,7 +29,6 @@ class DenseResidualLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Snowflake Arctic 2024"
-    plain: ClassVar[bool] = False
 
     type: Literal["dense_residual"] = "dense_residual"
     dense: FeedForward

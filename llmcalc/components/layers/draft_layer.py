@@ -37,7 +37,6 @@ class DraftLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = EAGLE_3
     alone: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
     attention: DraftMixer

@@ -44,8 +44,6 @@ class FunnelAttention(MultiHeadMixer):
     """
 
     formula_source: ClassVar[str] = "Dai et al. 2020, §A.2.1"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["funnel"] = "funnel"
@@ -205,11 +203,9 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, spec: FunnelAttention, hidden_size: int) -> None:
             super().__init__()
-            self.heads, self.hidden, heads_width = (
-                spec.num_attention_heads,
-                hidden_size,
-                spec.num_attention_heads * spec.head_dim,
-            )
+            self.heads = spec.num_attention_heads
+            self.hidden = hidden_size
+            heads_width = spec.num_attention_heads * spec.head_dim
             self.q_proj = nn.Linear(hidden_size, heads_width, bias=False)
             self.k_proj, self.v_proj = nn.Linear(hidden_size, heads_width), nn.Linear(hidden_size, heads_width)
             self.r_proj = nn.Linear(hidden_size, heads_width, bias=False)

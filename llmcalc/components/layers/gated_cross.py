@@ -57,7 +57,6 @@ class GatedCrossLayer(PreNormLayer):
     formula_source: ClassVar[str] = "Alayrac et al. 2022, §2.2"
     runs_on_text: ClassVar[bool] = False
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
 
     type: Literal["gated_cross"] = "gated_cross"
     attention: Attention

@@ -55,7 +55,6 @@ class GatedStreamsLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Qwen4-Exp 2026"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["gated_streams"] = "gated_streams"

@@ -60,11 +60,9 @@ class Gemma4Layer(WholeLayer):
         self, hidden_size: int, heads: Callable[[HeadSizes], HeadSizes], scale_width: Callable[[int], Number]
     ) -> Self:
         layer = super().scaled(hidden_size, heads, scale_width)
-        return (
-            layer
-            if self.dense is None
-            else layer.model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
-        )
+        if self.dense is None:
+            return layer
+        return layer.model_copy(update={"dense": self.dense.with_scaled_widths(scale_width)})
 
     def required_stack_fields(self) -> Mapping[str, Mapping[str, Any]]:
         return {

@@ -46,7 +46,6 @@ class GlobalTokens(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["global_tokens"] = "global_tokens"
     num_global_tokens: int = _global_tokens_field()
@@ -101,8 +100,6 @@ class GlobalLocalAttention(EqualHeadsMixer):
     """
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["global_local"] = "global_local"
@@ -168,7 +165,6 @@ class GlobalLocalLayer(PreNormLayer):
     """Pre-norm attention with global tokens, and a feed-forward network; global tokens have a separate first norm."""
 
     formula_source: ClassVar[str] = "Phang et al. 2022, §3"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["global_local"] = "global_local"

@@ -35,7 +35,6 @@ class GroupedConvLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "SpecForge 2026 (DFlash 2)"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     type: Literal["grouped_conv"] = "grouped_conv"

@@ -52,7 +52,6 @@ class HyperLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "Xie et al. 2025, §4"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
 
@@ -121,11 +120,9 @@ class HyperStreams(CopiedStreams):
     merge: Literal["weighted", "mean"] = "weighted"
 
     def record_stream_merge(self, recorder: Flow, x: Value) -> Value:
-        return (
-            recorder.sum(x, x.axes[-1], is_mean=True)
-            if self.merge == "mean"
-            else recorder.part("hyper_streams", self, x)
-        )
+        if self.merge == "mean":
+            return recorder.sum(x, x.axes[-1], is_mean=True)
+        return recorder.part("hyper_streams", self, x)
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Returns the weighted sum of the streams. x: all streams."""
@@ -197,15 +194,12 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
         def __init__(self, spec: HyperLayer, hidden_size: int) -> None:
             super().__init__()
             self.spec, stream_count = spec, spec.hc_mult
-            part_sizes = (
-                [stream_count, stream_count]
-                if spec.hc_sinkhorn_iters is None
-                else [stream_count, stream_count, stream_count * stream_count]
-            )
-            self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden_size),
-                nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False),
-            )
+            if spec.hc_sinkhorn_iters is None:
+                part_sizes = [stream_count, stream_count]
+            else:
+                part_sizes = [stream_count, stream_count, stream_count * stream_count]
+            self.stream_norm = weightless_norm(stream_count * hidden_size)
+            self.map = nn.Linear(stream_count * hidden_size, sum(part_sizes), bias=False)
             self.offsets = WeightOffsets(*part_sizes)
             self.mix = None if spec.hc_sinkhorn_iters is None else StreamMixing()
 
@@ -249,10 +243,8 @@ def hyper_classes() -> dict[str, type[nn.Module]]:
     class HeadReference(nn.Module):
         def __init__(self, stream_count: int, hidden_size: int) -> None:
             super().__init__()
-            self.stream_norm, self.map = (
-                weightless_norm(stream_count * hidden_size),
-                nn.Linear(stream_count * hidden_size, stream_count, bias=False),
-            )
+            self.stream_norm = weightless_norm(stream_count * hidden_size)
+            self.map = nn.Linear(stream_count * hidden_size, stream_count, bias=False)
             self.offsets = WeightOffsets(stream_count)
 
         def forward(self, streams: Tensor) -> Tensor:

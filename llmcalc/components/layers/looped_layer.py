@@ -17,15 +17,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
-from ..base import (
-    Flag,
-    HeadDim,
-    Heads,
-    KVHeads,
-    ModelProperties,
-    Window,
-    check_groups,
-)
+from ..base import Flag, HeadDim, Heads, KVHeads, ModelProperties, Window, check_groups
 from ..mixers.entry_attention import group_map_class
 from ..mixers.grouped_query import GroupedQueryMixer, grouped_reference_class
 from ..networks.feed_forward import FeedForward
@@ -52,8 +44,6 @@ class LoopedAttention(GroupedQueryMixer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["looped"] = "looped"
     num_attention_heads: Heads
@@ -142,7 +132,6 @@ class LoopedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
 

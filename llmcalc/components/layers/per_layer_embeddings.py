@@ -33,7 +33,6 @@ class PerLayerEmbedding(StackPart):
 
     formula_source: ClassVar[str] = "Gemma 3n 2025"
     witness: ClassVar[PartWitness] = BY_TORCH
-    kind: ClassVar[str] = "embedding"
 
     vocab_size_per_layer_input: PerLayerVocab | None = None
     hidden_size_per_layer_input: PerLayer

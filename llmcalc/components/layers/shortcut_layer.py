@@ -43,7 +43,6 @@ class ShortcutLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "LongCat-Flash 2025, §2.2"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
 
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward

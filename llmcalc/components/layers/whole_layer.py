@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -43,7 +43,9 @@ class WholeLayer(Layer):
 
 
 class PreNormLayer(WholeLayer):
-    """A whole layer with a norm before each sublayer."""
+    """A whole layer with a norm before each sublayer, and more than the two sublayers unless `plain` says otherwise."""
+
+    plain: ClassVar[bool] = False
 
     norm_placement: Literal["pre"] = "pre"
 

@@ -125,8 +125,6 @@ class Attention(TokenMixer):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     renamed_fields: ClassVar[Mapping[str, str]] = {"gate_bias": "output_gate = { per = …, bias = … }"}
 
@@ -257,11 +255,9 @@ class Attention(TokenMixer):
         )
 
     def with_kv_heads(self, kv_heads: int, hidden_size: int) -> Self:
-        return (
-            self
-            if self.sizes(hidden_size)[1] == kv_heads
-            else self.model_copy(update={"num_key_value_heads": kv_heads})
-        )
+        if self.sizes(hidden_size)[1] == kv_heads:
+            return self
+        return self.model_copy(update={"num_key_value_heads": kv_heads})
 
     def without_window(self) -> Self:
         return self.model_copy(update={"sliding_window": None, "attention_chunk_size": None})
@@ -719,11 +715,9 @@ def _reference_class() -> type[nn.Module]:
                 x = pass_state.memory
             raw_keys = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normalize_and_rotate(raw_keys, "k_norm", pass_state, 0 if self.cross else pass_state.past_tokens)
-            v = (
-                raw_keys
-                if self.spec.attention_k_eq_v
-                else self._projected_values(x if value_input is None else value_input, pass_state)
-            )
+            v = raw_keys
+            if not self.spec.attention_k_eq_v:
+                v = self._projected_values(x if value_input is None else value_input, pass_state)
             del raw_keys
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(pass_state, k, v) if hasattr(self, "cache") else (k, v)

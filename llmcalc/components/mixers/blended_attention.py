@@ -15,14 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import HeadDim, Heads, KVHeads, ModelProperties, Window
 from ..position import Rope
-from ..runtime import (
-    PassState,
-    attention_mask,
-    cache_class,
-    recurrent_state_class,
-    softmax_core_class,
-    vector_module,
-)
+from ..runtime import PassState, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -43,8 +36,6 @@ class BlendedAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Wang et al. 2025 (Baichuan-M1), §2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["blended"] = "blended"
     num_attention_heads: Heads

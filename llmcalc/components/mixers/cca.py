@@ -33,14 +33,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import (
-    PassState,
-    attention_mask,
-    cache_class,
-    recurrent_state_class,
-    softmax_core_class,
-    vector_module,
-)
+from ..runtime import PassState, attention_mask, cache_class, recurrent_state_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -68,8 +61,6 @@ class CompressedConvAttention(WindowedMixer):
 
     formula_source: ClassVar[str] = "Figliolia et al. 2025, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["cca"] = "cca"
     num_attention_heads: Heads
@@ -128,11 +119,9 @@ class CompressedConvAttention(WindowedMixer):
     def _convolve_queries_and_keys(self, recorder: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, head_dim), (kv_heads, _) = q.axes, k.axes
-        joined_axes, head_kernel, group_kernel = (
-            JoinedShapes(((heads,), (kv_heads,)), "all_heads"),
-            self.cca_time0,
-            self.cca_time1,
-        )
+        joined_axes = JoinedShapes(((heads,), (kv_heads,)), "all_heads")
+        head_kernel = self.cca_time0
+        group_kernel = self.cca_time1
         joined_heads = recorder.cat(q, k, axes=(joined_axes, head_dim))
         recorder.hold(q=q, k=k, joined=joined_heads)
         recorder.state(
@@ -253,11 +242,10 @@ def _reference_class() -> type[nn.Module]:
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined_heads = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
             stored_rows = self.conv_state.load(pass_state)
-            padded_rows = (
-                nn.functional.pad(joined_heads, (past_tokens, 0))
-                if stored_rows is None
-                else torch.cat([stored_rows[0], joined_heads], -1)
-            )
+            if stored_rows is None:
+                padded_rows = nn.functional.pad(joined_heads, (past_tokens, 0))
+            else:
+                padded_rows = torch.cat([stored_rows[0], joined_heads], -1)
             self.conv_state.keep(pass_state, padded_rows[..., padded_rows.shape[-1] - past_tokens :])
             convolution_output = (
                 self.conv_heads(self.conv_channels(padded_rows)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))

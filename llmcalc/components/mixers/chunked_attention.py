@@ -39,8 +39,6 @@ class ChunkedAttention(MultiHeadMixer):
     """
 
     formula_source: ClassVar[str] = "Kitaev et al. 2020, §2"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
 
     type: Literal["chunked"] = "chunked"
@@ -155,10 +153,8 @@ def _reference_class() -> type[nn.Module]:
             self.names = projections
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
-            self.core, self.o_proj = (
-                SoftmaxProducts(spec, model_properties.causal),
-                nn.Linear(heads_width, hidden_size, bias=False),
-            )
+            self.core = SoftmaxProducts(spec, model_properties.causal)
+            self.o_proj = nn.Linear(heads_width, hidden_size, bias=False)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             q, *k, v = (

@@ -18,12 +18,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.rows import Rows
-from ..base import (
-    BY_TORCH,
-    Flag,
-    ModelProperties,
-    PartWitness,
-)
+from ..base import BY_TORCH, Flag, ModelProperties, PartWitness
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
@@ -195,10 +190,8 @@ def _reference_class() -> type[nn.Module]:
             self.rope = spec.qk_rope_head_dim
             self.theta = spec.position.rope_theta
             series_width = 2 * entry_width if spec.overlap else entry_width
-            self.kv_proj, self.gate_proj = (
-                nn.Linear(hidden_size, series_width, bias=False),
-                nn.Linear(hidden_size, series_width, bias=False),
-            )
+            self.kv_proj = nn.Linear(hidden_size, series_width, bias=False)
+            self.gate_proj = nn.Linear(hidden_size, series_width, bias=False)
             self.position_bias = vector_module(torch.zeros(self.rate, series_width))
             self.norm = norm_reference(spec.norm, entry_width)
             self.cache: Any = recurrent_state_class()()

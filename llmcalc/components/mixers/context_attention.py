@@ -41,8 +41,6 @@ class ContextAttention(TwoKeySetsMixer):
     """
 
     formula_source: ClassVar[str] = DFLASH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     sees_whole_pass: ClassVar[bool] = True
 
     type: Literal["context"] = "context"
@@ -123,11 +121,9 @@ def _reference_class() -> type[nn.Module]:
         def _project_heads(self, projection: str, x: Tensor, pass_state: PassState) -> Tensor:
             """Returns the projected heads of x, with RoPE for queries and keys."""
             heads: Tensor = self._split_heads(projection, x)
-            return (
-                heads
-                if projection == "v"
-                else self.spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens)
-            )
+            if projection == "v":
+                return heads
+            return self.spec.position.rotate_heads(heads, pass_state, pass_state.past_tokens)
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             spec, target_states = self.spec, pass_state.shared_values["target_states"]

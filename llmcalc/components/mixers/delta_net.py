@@ -19,7 +19,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule
-from ..base import PUBLISHED, ChunkSize, Flag, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer
+from ..base import PUBLISHED, ChunkSize, Flag, HeadSizes, Kernel, ModelProperties, PartWitness, Real, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_convolved_heads, record_delta_rule
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class DeltaNet(TokenMixer):
+class DeltaNet(RecurrentMixer):
     """DeltaNet, with the field names of the other delta rules.
 
     linear_num_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
@@ -46,8 +46,6 @@ class DeltaNet(TokenMixer):
     formula_source: ClassVar[str] = "Yang et al. 2024, §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "in decode the whole step of DeltaNet's state"
 
     type: Literal["delta_net"] = "delta_net"

@@ -55,8 +55,6 @@ class DifferentialAttention(WindowedMixer):
 
     formula_source: ClassVar[str] = "Ye et al. 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["differential"] = "differential"
     num_attention_heads: Heads
@@ -127,11 +125,10 @@ class DifferentialAttention(WindowedMixer):
         # one softmax term minus λ times the other, in both halves
         head_difference = recorder.sub(first_heads, recorder.mul(second_heads, subtraction_factor))
         norm = Norm(type="rmsnorm", weight=self.norm_weight, eps=self.norm_eps)
-        head_difference = (
-            recorder.norm("norm", head_difference, norm, (double_dim,))
-            if self.norm_weight
-            else recorder.normalized(head_difference, norm, (double_dim,))
-        )
+        if self.norm_weight:
+            head_difference = recorder.norm("norm", head_difference, norm, (double_dim,))
+        else:
+            head_difference = recorder.normalized(head_difference, norm, (double_dim,))
         head_difference = recorder.scale(head_difference, 1 - self.lambda_init)
         recorder.hold(out=head_difference)
         return recorder.linear("o_proj", head_difference, *x.axes, bias=has_bias)

@@ -42,8 +42,6 @@ class DynamicMaskAttention(WindowedMixer):
 
     formula_source: ClassVar[str] = "Shi et al. 2024 (Doge)"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["dynamic_mask"] = "dynamic_mask"
     num_attention_heads: Heads

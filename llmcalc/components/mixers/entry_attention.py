@@ -72,9 +72,6 @@ class EntryAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
-
     num_attention_heads: Heads
     head_dim: HeadDim
     qk_rope_head_dim: RopeDim
@@ -247,11 +244,9 @@ def entry_attention_class() -> Any:
 
         def __init__(self, spec: EntryAttention, model_properties: ModelProperties) -> None:
             super().__init__()
-            self.spec, hidden_size, heads_width = (
-                spec,
-                model_properties.hidden_size,
-                spec.num_attention_heads * spec.head_dim,
-            )
+            self.spec = spec
+            hidden_size = model_properties.hidden_size
+            heads_width = spec.num_attention_heads * spec.head_dim
             self.q_a_proj = nn.Linear(hidden_size, spec.q_lora_rank, bias=False)
             self.q_a_norm, self.unit = norm_reference(spec.norm, spec.q_lora_rank), nn.Identity()
             self.q_b_proj = nn.Linear(spec.q_lora_rank, heads_width, bias=False)

@@ -15,17 +15,7 @@ from ...algebra import are_equal, exact_div
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    Flag,
-    HeadDim,
-    Heads,
-    HeadSizes,
-    KVHeads,
-    ModelProperties,
-    UnscalableError,
-    Window,
-    check_groups,
-)
+from ..base import Flag, HeadDim, Heads, HeadSizes, KVHeads, ModelProperties, UnscalableError, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, attention_mask, softmax_core_class, vector_module
@@ -49,8 +39,6 @@ class ExclusiveAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "NeoMME 2026"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["exclusive"] = "exclusive"

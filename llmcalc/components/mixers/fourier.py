@@ -23,7 +23,6 @@ class FourierMixer(TokenMixer):
 
     formula_source: ClassVar[str] = "Lee-Thorp et al. 2021, §3.2"
     node_name: ClassVar[str] = "fourier"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
     uncounted_work: ClassVar[str] = "fast Fourier transform"
 

@@ -28,8 +28,9 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    RecurrentMixer,
     SizeSymbol,
-    TokenMixer,
+    check_divisor,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
@@ -44,7 +45,7 @@ LinearKeyDim: TypeAlias = Annotated[int, SizeSymbol("d_k")]
 LinearValueDim: TypeAlias = Annotated[int, SizeSymbol("d_v")]
 
 
-class GatedDeltaNet(TokenMixer):
+class GatedDeltaNet(RecurrentMixer):
     """Gated DeltaNet, with the field names of Qwen3-Next's config.
 
     linear_num_key_heads: the number of query and key heads; each serves the same number of value heads.
@@ -62,8 +63,6 @@ class GatedDeltaNet(TokenMixer):
     formula_source: ClassVar[str] = "Yang et al. 2024 (arXiv:2412.06464), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"
 
     type: Literal["gated_delta_net"] = "gated_delta_net"
@@ -79,12 +78,9 @@ class GatedDeltaNet(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        key_heads, value_heads = self.linear_num_key_heads, self.linear_num_value_heads
-        if value_heads % key_heads:
-            raise ValueError(
-                f"linear_num_key_heads: {key_heads} does not divide linear_num_value_heads {value_heads}; expected a "
-                f"divisor of {value_heads}"
-            )
+        check_divisor(
+            "linear_num_key_heads", self.linear_num_key_heads, "linear_num_value_heads", self.linear_num_value_heads
+        )
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:
@@ -182,11 +178,9 @@ def _reference_class() -> type[nn.Module]:
             )
             decay = -self.A_log.weight.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.weight.float())
             beta = self.strength * self.b_proj(x).sigmoid()
-            v, decay, beta = (
-                v.unflatten(-1, (-1, dv)).transpose(1, 2),
-                decay.transpose(1, 2)[..., None],
-                beta.transpose(1, 2),
-            )
+            v = v.unflatten(-1, (-1, dv)).transpose(1, 2)
+            decay = decay.transpose(1, 2)[..., None]
+            beta = beta.transpose(1, 2)
             scan_output = self.core(q, k, v, decay, beta, pass_state, self.recurrent_state)
             gate = F.silu(self.g_proj(x).unflatten(-1, (-1, dv)))
             normed_output = self.norm(scan_output.transpose(1, 2).to(x.dtype)) * gate

@@ -43,11 +43,9 @@ class GatedProfileAttention(ProfileAttention):
     def flow(self, recorder: Flow, x: Value, key_input: Value | None = None, value_input: Value | None = None) -> Value:
         """Records attention. key_input, value_input: the inputs of keys and of values, by default x."""
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
-        head_dim, window, rank = (
-            Axis("head_dim", self.head_dim),
-            self.sliding_window,
-            Axis("profiles", self.relative_rank),
-        )
+        head_dim = Axis("head_dim", self.head_dim)
+        window = self.sliding_window
+        rank = Axis("profiles", self.relative_rank)
         q = recorder.linear("q_proj", x, heads, head_dim)
         keys, values = (
             self._convolve_heads(
@@ -61,16 +59,12 @@ class GatedProfileAttention(ProfileAttention):
                 ("v", x if value_input is None else value_input),
             )
         )
-        profile_weights, gate = (
-            recorder.linear("r_proj", x, heads, rank),
-            recorder.linear("gate_proj", x, heads, head_dim),
-        )
+        profile_weights = recorder.linear("r_proj", x, heads, rank)
+        gate = recorder.linear("gate_proj", x, heads, head_dim)
         sinks = recorder.linear("sink_proj", x, heads)
         q = recorder.normalized(recorder.mul(q, recorder.vector("q_scale", heads, head_dim)), WEIGHTLESS, (head_dim,))
-        keys, values = (
-            recorder.normalized(keys, WEIGHTLESS, (head_dim,)),
-            recorder.normalized(values, WEIGHTLESS, (head_dim,)),
-        )
+        keys = recorder.normalized(keys, WEIGHTLESS, (head_dim,))
+        values = recorder.normalized(values, WEIGHTLESS, (head_dim,))
         profile_weights = recorder.normalized(
             recorder.mul(profile_weights, recorder.vector("share_scale", heads, rank)), WEIGHTLESS, (rank,)
         )

@@ -40,8 +40,6 @@ class GroupedProjectionAttention(EqualHeadsMixer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["grouped_projections"] = "grouped_projections"

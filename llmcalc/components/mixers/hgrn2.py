@@ -16,7 +16,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, ChunkSize, Flag, Heads, HeadSizes, ModelProperties, PartWitness, Real, TokenMixer
+from ..base import PUBLISHED, ChunkSize, Flag, Heads, HeadSizes, ModelProperties, PartWitness, Real, RecurrentMixer
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class HGRN2(TokenMixer):
+class HGRN2(RecurrentMixer):
     """The recurrence of HGRN2.
 
     num_attention_heads: the number of heads, each with a state of linear_key_head_dim × linear_value_head_dim.
@@ -42,8 +42,6 @@ class HGRN2(TokenMixer):
     formula_source: ClassVar[str] = "Qin et al. 2024 (HGRN2), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the forget gates of HGRN2"
 
     type: Literal["hgrn2"] = "hgrn2"

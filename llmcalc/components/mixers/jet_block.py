@@ -17,7 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, DynamicConvolution
-from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, TokenMixer, Width
+from ..base import PUBLISHED, ChunkSize, HeadSizes, Kernel, ModelProperties, PartWitness, Real, RecurrentMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .delta_rule import CHUNK_TOKENS, delta_rule_class, record_delta_rule
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class JetBlock(TokenMixer):
+class JetBlock(RecurrentMixer):
     """Gated DeltaNet with a dynamic convolution of the values.
 
     linear_num_value_heads: the number of heads, each with a query, a key, a value and a state.
@@ -41,8 +41,6 @@ class JetBlock(TokenMixer):
 
     formula_source: ClassVar[str] = "Gu et al. 2025 (arXiv:2508.15884), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays of JetBlock, and in decode the whole step of its state"
 
     type: Literal["jet_block"] = "jet_block"

@@ -26,8 +26,8 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    RecurrentMixer,
     SizeSymbol,
-    TokenMixer,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
@@ -41,7 +41,7 @@ LinearHeads: TypeAlias = Annotated[int, SizeSymbol("a_l")]
 LinearHeadDim: TypeAlias = Annotated[int, SizeSymbol("d_l")]
 
 
-class KimiDeltaAttention(TokenMixer):
+class KimiDeltaAttention(RecurrentMixer):
     """Kimi Delta Attention, with the field names of Kimi Linear's config.
 
     linear_num_heads: the number of heads, each with a state of linear_head_dim × linear_head_dim.
@@ -60,8 +60,6 @@ class KimiDeltaAttention(TokenMixer):
     formula_source: ClassVar[str] = "Kimi Team 2025 (arXiv:2510.26692), §3"
     witness: ClassVar[PartWitness] = PUBLISHED
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention", "causal-conv1d")
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = (
         "the decays of Kimi delta attention and its scores within a chunk, and in decode the whole step of its state"
     )
@@ -190,24 +188,18 @@ def _reference_class() -> type[nn.Module]:
             return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
         def _gate_projection(self, projection_letter: str, x: Tensor) -> Tensor:
-            projections = (
-                (f"{projection_letter}_a_proj", f"{projection_letter}_b_proj")
-                if hasattr(self, f"{projection_letter}_a_proj")
-                else (f"{projection_letter}_proj",)
-            )
-            for projection in projections:
-                x = self.get_submodule(projection)(x)
-            return x
+            if not hasattr(self, f"{projection_letter}_a_proj"):
+                return self.get_submodule(f"{projection_letter}_proj")(x)
+            low_rank_x = self.get_submodule(f"{projection_letter}_a_proj")(x)
+            return self.get_submodule(f"{projection_letter}_b_proj")(low_rank_x)
 
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits = self._split_heads(self._gate_projection("f", x).float() + self.dt_bias.weight.float())
             decay_rate = self.A_log.weight.float().exp()[:, None, None]
-            return (
-                -decay_rate * F.softplus(decay_logits)
-                if self.lower_bound is None
-                else self.lower_bound * (decay_rate * decay_logits).sigmoid()
-            )
+            if self.lower_bound is None:
+                return -decay_rate * F.softplus(decay_logits)
+            return self.lower_bound * (decay_rate * decay_logits).sigmoid()
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1).transpose(1, 2)

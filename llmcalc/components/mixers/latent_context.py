@@ -19,18 +19,7 @@ from ...flow.axis import Axis, JoinedShapes
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.derived_rows import ConcatenatedRows, RowsOfThisPass
-from ..base import (
-    Flag,
-    Heads,
-    HeadSizes,
-    KVRank,
-    ModelProperties,
-    NopeDim,
-    QueryRank,
-    RopeDim,
-    ValueDim,
-    Window,
-)
+from ..base import Flag, Heads, HeadSizes, KVRank, ModelProperties, NopeDim, QueryRank, RopeDim, ValueDim, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import PassState, cache_class, product_class
@@ -59,8 +48,6 @@ class LatentContextAttention(OptionalWindowMixer):
     """
 
     formula_source: ClassVar[str] = DFLASH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     sees_whole_pass: ClassVar[bool] = True
 
     type: Literal["latent_context"] = "latent_context"

@@ -14,16 +14,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningAttentionCore
-from ..base import (
-    PUBLISHED,
-    ChunkSize,
-    Flag,
-    HeadDim,
-    Heads,
-    ModelProperties,
-    PartWitness,
-    StackPosition,
-)
+from ..base import PUBLISHED, ChunkSize, Flag, HeadDim, Heads, ModelProperties, PartWitness, StackPosition
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..position import Rope

@@ -17,16 +17,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LinearAttentionCore
-from ..base import (
-    ChunkSize,
-    Flag,
-    Heads,
-    HeadSizes,
-    KVHeads,
-    Real,
-    TokenMixer,
-    check_groups,
-)
+from ..base import ChunkSize, Flag, Heads, HeadSizes, KVHeads, Real, RecurrentMixer, check_groups
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class
@@ -37,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class LinearAttentionMixer(TokenMixer):
+class LinearAttentionMixer(RecurrentMixer):
     """Linear attention with a decay and a norm on the output of each head; the base of its kinds.
 
     num_attention_heads: the number of query heads, each with a state of linear_key_head_dim × linear_value_head_dim.
@@ -51,8 +42,6 @@ class LinearAttentionMixer(TokenMixer):
     """
 
     kernel_packages: ClassVar[tuple[str, ...]] = ("flash-linear-attention",)
-    node_name: ClassVar[str] = "linear_attn"
-    kind: ClassVar[str] = "linear_attention"
 
     num_attention_heads: Heads
     num_key_value_heads: KVHeads

@@ -18,16 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import BlockRows, RowsWithBlockSummaries
-from ..base import (
-    BY_TORCH,
-    ChunkSize,
-    HeadDim,
-    Heads,
-    ModelProperties,
-    PartWitness,
-    ScoreBias,
-    Window,
-)
+from ..base import BY_TORCH, ChunkSize, HeadDim, Heads, ModelProperties, PartWitness, ScoreBias, Window
 from ..norm import Norm
 from ..runtime import PassState, apply_dropout
 from .grouped_query import MultiHeadMixer
@@ -49,8 +40,6 @@ class LocalAttention(MultiHeadMixer):
 
     formula_source: ClassVar[str] = "Guo et al. 2021, §3.1"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["local"] = "local"
@@ -225,11 +214,9 @@ def _reference_class() -> type[nn.Module]:
                 keys[0] > 0
             )[:, None]
             mask = local_mask[:, None]
-            bias = (
-                None
-                if pass_state.score_bias is None
-                else pass_state.score_bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
-            )
+            bias = None
+            if pass_state.score_bias is not None:
+                bias = pass_state.score_bias(key_offsets[radius + 1 : 2 * radius + 2], key_offsets)[None]
             if self.spec.global_block_size is not None:
                 sum_index, sum_positions = self._index_block_sums(pass_state, tokens, device)
                 mask = torch.cat([mask, mask.new_ones(*mask.shape[:-1], len(sum_positions))], -1)

@@ -28,6 +28,7 @@ from ..base import (
     StateGroups,
     StateSize,
     TokenMixer,
+    check_divisor,
 )
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
@@ -78,11 +79,7 @@ class Mamba2(TokenMixer):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
-        if self.num_heads % self.n_groups:
-            raise ValueError(
-                f"n_groups: {self.n_groups} does not divide num_heads {self.num_heads}; expected a divisor of "
-                f"{self.num_heads}"
-            )
+        check_divisor("n_groups", self.n_groups, "num_heads", self.num_heads)
         return self
 
     def head_sizes(self, hidden_size: Number) -> HeadSizes:

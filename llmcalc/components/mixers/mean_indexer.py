@@ -54,10 +54,8 @@ class MeanIndexer(BlockIndexer):
         self, recorder: Flow, x: Value, position: Rope, keys: Value, values: Value
     ) -> tuple[Value, Value, dict[str, Any]]:
         heads, index_dim = Axis("index_heads", self.index_n_heads), Axis("index_head_dim", self.index_head_dim)
-        pool_axis, chosen_positions = (
-            Axis("pool", self.index_block_size),
-            self.index_block_size * self.index_topk_blocks,
-        )
+        pool_axis = Axis("pool", self.index_block_size)
+        chosen_positions = self.index_block_size * self.index_topk_blocks
         with recorder.scope("indexer", role="no_grad"):
             q = recorder.rope(
                 recorder.norm("q_norm", recorder.linear("q_proj", x, heads, index_dim), self.norm, (index_dim,)),

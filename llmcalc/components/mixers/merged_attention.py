@@ -43,8 +43,6 @@ class MergedAttention(TwoKeySetsMixer):
 
     formula_source: ClassVar[str] = "Zhang et al. 2025 (T5Gemma 2)"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("decoder",)
 
     reads_encoder: ClassVar[bool] = True
@@ -81,11 +79,8 @@ class MergedAttention(TwoKeySetsMixer):
         values = recorder.linear("v_proj", x, kv_heads, head_dim, bias=has_bias, counted_rows=self_and_memory_rows)
         self_keys, self_values = recorder.cache("cache", self.cache_kind, self_keys, values, token_limit=window)
         memory_keys = recorder.apply_again(memory, keys, has_bias)
-        memory_keys = (
-            memory_keys
-            if self.norm is None
-            else recorder.normalized(memory_keys, self.norm, (head_dim,), weight_owner=normed_keys)
-        )
+        if self.norm is not None:
+            memory_keys = recorder.normalized(memory_keys, self.norm, (head_dim,), weight_owner=normed_keys)
         memory_keys, memory_values = recorder.cache(
             "cross_cache", "cross_attention", memory_keys, recorder.apply_again(memory, values, has_bias)
         )

@@ -52,8 +52,6 @@ class MixtureOfAttention(TokenMixer):
 
     formula_source: ClassVar[str] = "Zhang et al. 2022, §3"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["mixture_of_attention"] = "mixture_of_attention"
     num_experts: Experts
@@ -151,10 +149,8 @@ def _reference_class() -> type[nn.Module]:
             self.spec, heads_width = spec, spec.num_key_value_heads * spec.head_dim
             self.router = nn.Linear(hidden_size, spec.num_experts, bias=False)
             self.q_proj = expert_map_class()(spec.num_experts, hidden_size, heads_width, False)
-            self.k_proj, self.v_proj = (
-                nn.Linear(hidden_size, heads_width, bias=False),
-                nn.Linear(hidden_size, heads_width, bias=False),
-            )
+            self.k_proj = nn.Linear(hidden_size, heads_width, bias=False)
+            self.v_proj = nn.Linear(hidden_size, heads_width, bias=False)
             self.core, self.cache = softmax_core_class()(), cache_class()()
             self.o_proj = expert_map_class()(spec.num_experts, heads_width, hidden_size, False)
             self.o_bias = vector_module(torch.zeros(hidden_size))

@@ -87,8 +87,6 @@ class MLA(OptionalWindowMixer):
 
     formula_source: ClassVar[str] = "DeepSeek-V2 2024, §2.1"
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["mla"] = "mla"
     num_attention_heads: Heads
@@ -416,12 +414,10 @@ def _reference_class() -> type[nn.Module]:
                 )
 
         def _rotate(self, x: Tensor, pass_state: PassState) -> Tensor:
-            return (
-                x
-                if self.spec.mla_use_nope
-                else rotate(
-                    x, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
-                )
+            if self.spec.mla_use_nope:
+                return x
+            return rotate(
+                x, pass_state, pass_state.past_tokens, self.spec.qk_rope_head_dim, self.spec.position.rope_theta
             )
 
         def _queries_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -26,8 +26,8 @@ from ..base import (
     ModelProperties,
     PartWitness,
     Real,
+    RecurrentMixer,
     SizeSymbol,
-    TokenMixer,
 )
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 MemoryValueDim: TypeAlias = Annotated[int, SizeSymbol("v")]
 
 
-class MLSTM(TokenMixer):
+class MLSTM(RecurrentMixer):
     """The matrix memory of xLSTM, with the field names of xLSTM-7B's config.
 
     num_heads: the number of heads, each with a memory of [qk_head_dim, v_head_dim].
@@ -54,7 +54,6 @@ class MLSTM(TokenMixer):
     formula_source: ClassVar[str] = "Beck et al. 2024, §2.3"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"
 
     type: Literal["mlstm"] = "mlstm"

@@ -44,7 +44,6 @@ class PredictStreams(ResidualStreams):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["predict_streams"] = "predict_streams"
     ngram: int = _ngram_field()
@@ -92,8 +91,6 @@ class NgramAttention(EqualHeadsMixer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
 
     type: Literal["ngram"] = "ngram"
     num_attention_heads: Heads

@@ -164,11 +164,10 @@ def _reference_class() -> type[nn.Module]:
             last_pool_tokens = (
                 visible_tokens - visible_tokens % pool_size + torch.arange(pool_size - 1, device=x.device)
             )
-            repeated_positions = (
-                chosen_positions[..., :1]
-                if pooled_keys.shape[1]
-                else torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
-            )
+            if pooled_keys.shape[1]:
+                repeated_positions = chosen_positions[..., :1]
+            else:
+                repeated_positions = torch.zeros_like(chosen_pools.sum(-1, keepdim=True))
             return torch.cat(
                 [
                     chosen_positions,

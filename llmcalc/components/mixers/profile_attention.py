@@ -28,7 +28,7 @@ from ..base import (
 )
 from ..norm import Norm, norm_reference
 from ..residual_convolution import add_convolution, residual_convolution_class
-from ..runtime import PassState, attention_mask, cache_class, softmax_core_class
+from ..runtime import PassState, attention_mask, cache_class, softmax_core_class, vector_module
 from .grouped_query import WindowedMixer, grouped_reference_class
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class ProfileAttention(WindowedMixer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2026"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     position: ClassVar[None] = None
 
     type: Literal["profile"] = "profile"
@@ -151,11 +149,6 @@ def profile_attention_class() -> type[nn.Module]:
         def forward(self, profile_weights: Tensor, distance_profiles: Tensor) -> Tensor:
             return profile_weights @ distance_profiles.t()
 
-    class ProfileTable(nn.Module):
-        def __init__(self, relative_extent: int, rank: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(relative_extent, rank) * 0.02)
-
     class ProfileAttentionReference(grouped_reference_class()):  # type: ignore[misc]
         """Attention with profile biases and normalized queries and keys. x: [batch, tokens, hidden] → same shape."""
 
@@ -168,10 +161,8 @@ def profile_attention_class() -> type[nn.Module]:
                 nn.Identity() if spec.norm is None else norm_reference(spec.norm, head_dim) for _ in "qk"
             )
             self.r_proj = nn.Linear(hidden_size, spec.num_attention_heads * spec.relative_rank, bias=False)
-            self.profiles, self.profile_core = (
-                ProfileTable(spec.relative_extent, spec.relative_rank),
-                DistanceProfileBias(),
-            )
+            self.profiles = vector_module(torch.randn(spec.relative_extent, spec.relative_rank) * 0.02)
+            self.profile_core = DistanceProfileBias()
             self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
 
         def bias_of(self, profile_weights: Tensor, pass_state: PassState, end_position: int, keys: int) -> Tensor:

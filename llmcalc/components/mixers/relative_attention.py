@@ -38,8 +38,6 @@ class RelativeAttention(MultiHeadMixer):
     """
 
     witness: ClassVar[PartWitness] = BY_TORCH
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["relative"] = "relative"
@@ -58,11 +56,10 @@ class RelativeAttention(MultiHeadMixer):
             recorder.linear(projection, x, heads, head_dim, bias=self.bias)
             for projection in ("q_proj", "k_proj", "v_proj")
         )
-        distance_rows = (
-            MultipliedRows(source_rows=x.rows, rows_per_source=2)
-            if self.segments
-            else MultipliedRows("distances", source_rows=x.rows, rows_per_source=2, extra_rows=-1)
-        )
+        if self.segments:
+            distance_rows = MultipliedRows(source_rows=x.rows, rows_per_source=2)
+        else:
+            distance_rows = MultipliedRows("distances", source_rows=x.rows, rows_per_source=2, extra_rows=-1)
         distance_keys = recorder.linear(
             "r_proj", recorder.sinusoids(x, distance_rows, *x.axes, is_stored=True), heads, head_dim
         )
@@ -113,11 +110,9 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: RelativeAttention, hidden: int) -> None:
             super().__init__()
-            self.heads, head_dim, heads_width = (
-                spec.num_attention_heads,
-                spec.head_dim,
-                spec.num_attention_heads * spec.head_dim,
-            )
+            self.heads = spec.num_attention_heads
+            head_dim = spec.head_dim
+            heads_width = spec.num_attention_heads * spec.head_dim
             self.has_segments = spec.segments
             for projection in ("q_proj", "k_proj", "v_proj", "r_proj"):
                 self.add_module(projection, nn.Linear(hidden, heads_width, bias=spec.bias and projection != "r_proj"))

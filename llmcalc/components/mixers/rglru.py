@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, SizeSymbol, TokenMixer
+from ..base import PUBLISHED, Heads, Kernel, ModelProperties, PartWitness, RecurrentMixer, SizeSymbol
 from ..networks.feed_forward import Activation, activate
 from ..runtime import PassState, causal_conv_class, recurrent_state_class, vector_module
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RecurrentWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 
 
-class RGLRU(TokenMixer):
+class RGLRU(RecurrentMixer):
     """Griffin's recurrent block, with the field names of RecurrentGemma's config.
 
     lru_width: the number of channels of the recurrence.
@@ -38,7 +38,6 @@ class RGLRU(TokenMixer):
     formula_source: ClassVar[str] = "De et al. 2024, §2.4"
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the recurrence of RG-LRU"
 
     type: Literal["rglru"] = "rglru"
@@ -57,11 +56,9 @@ class RGLRU(TokenMixer):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        lru_axis, block_count, kernel_size = (
-            Axis("lru", self.lru_width),
-            Axis("blocks", self.num_attention_heads),
-            self.conv1d_width,
-        )
+        lru_axis = Axis("lru", self.lru_width)
+        block_count = Axis("blocks", self.num_attention_heads)
+        kernel_size = self.conv1d_width
         gate = recorder.act(recorder.linear("linear_y", x, lru_axis, bias=True), self.hidden_act)
         inner_x = recorder.linear("linear_x", x, lru_axis, bias=True)
         inner_x = recorder.conv(

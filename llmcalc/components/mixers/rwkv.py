@@ -20,9 +20,9 @@ from ..base import (
     PUBLISHED,
     ModelProperties,
     PartWitness,
+    RecurrentMixer,
     SingleWidthNetwork,
     SizeSymbol,
-    TokenMixer,
     Width,
 )
 from ..runtime import PassState, recurrent_state_class, vector_module
@@ -36,7 +36,7 @@ AttentionWidth: TypeAlias = Annotated[int, SizeSymbol("r")]
 SOURCE = "Peng et al. 2023, §3"
 
 
-class RwkvTimeMix(TokenMixer):
+class RwkvTimeMix(RecurrentMixer):
     """RWKV-4's time mixing, which replaces attention and has a separate decay per channel.
 
     attention_hidden_size: the number of channels of the average.
@@ -45,7 +45,6 @@ class RwkvTimeMix(TokenMixer):
     formula_source: ClassVar[str] = SOURCE
     witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the WKV recurrence of RWKV"
 
     type: Literal["rwkv_time_mix"] = "rwkv_time_mix"

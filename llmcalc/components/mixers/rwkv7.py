@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import TransitionScan
-from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, TokenMixer, Width
+from ..base import Flag, HeadDim, Heads, ModelProperties, PartWitness, Real, RecurrentMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .rwkv import RwkvChannelMix
@@ -31,7 +31,7 @@ INPUT_NAMES = ("r", "w", "k", "v", "a", "g")
 SOURCE = "Peng et al. 2025, §4.1"
 
 
-class Rwkv7TimeMix(TokenMixer):
+class Rwkv7TimeMix(RecurrentMixer):
     """Time mixing of RWKV-7.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
@@ -44,7 +44,6 @@ class Rwkv7TimeMix(TokenMixer):
 
     formula_source: ClassVar[str] = SOURCE
     node_name: ClassVar[str] = "time_mix"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays and outer products of RWKV-7's states"
 
     type: Literal["rwkv7_time_mix"] = "rwkv7_time_mix"
@@ -163,11 +162,10 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             receptance, k, v, removal_key, learning_rate = (
                 tensor.float() for tensor in (receptance, k, v, removal_key, learning_rate)
             )
-            wkv_state = (
-                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
-                if stored_state is None
-                else stored_state[0]
-            )
+            if stored_state is None:
+                wkv_state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+            else:
+                wkv_state = stored_state[0]
             token_outputs = []
             for token in range(receptance.shape[1]):
                 removed_value = wkv_state @ -removal_key[:, token, :, :, None]

@@ -15,7 +15,7 @@ from ...flow.axis import Axis, JoinedShapes, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan
-from ..base import HeadDim, Heads, ModelProperties, Real, TokenMixer, Width
+from ..base import HeadDim, Heads, ModelProperties, Real, RecurrentMixer, Width
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, recurrent_state_class, vector_module
 from .token_shift import mix_tokens, previous_tokens, shift_tokens, token_shift
@@ -27,7 +27,7 @@ INPUT_NAMES = ("w", "k", "v", "r", "g")
 """Inputs of the decay, the keys, the values, the receptance and the gate."""
 
 
-class RwkvHeadMix(TokenMixer):
+class RwkvHeadMix(RecurrentMixer):
     """Time mixing of RWKV-5, and of RWKV-6 with low-rank projections.
 
     num_heads: the number of heads, each with a state of head_dim × head_dim.
@@ -39,7 +39,6 @@ class RwkvHeadMix(TokenMixer):
 
     formula_source: ClassVar[str] = "Peng et al. 2024, §4"
     node_name: ClassVar[str] = "time_mix"
-    kind: ClassVar[str] = "linear_attention"
     uncounted_work: ClassVar[str] = "the decays of RWKV's states"
 
     type: Literal["rwkv_head_mix"] = "rwkv_head_mix"
@@ -122,11 +121,10 @@ def _reference_class() -> type[nn.Module]:
         def forward(
             self, receptance: Tensor, k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, stored_state: Any
         ) -> tuple[Tensor, Tensor]:
-            wkv_state = (
-                receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
-                if stored_state is None
-                else stored_state[0]
-            )
+            if stored_state is None:
+                wkv_state = receptance.new_zeros(receptance.shape[0], *receptance.shape[2:], receptance.shape[-1])
+            else:
+                wkv_state = stored_state[0]
             token_outputs, bonus = [], bonus.float().unflatten(-1, (receptance.shape[2], -1))[..., None]
             for token in range(receptance.shape[1]):
                 state_update = k[:, token, :, :, None] @ v[:, token, :, None, :]
@@ -153,10 +151,8 @@ def _reference_class() -> type[nn.Module]:
                 self.decay_b = nn.Linear(spec.decay_rank, heads_width, bias=False)
             for input_name in ("receptance", "key", "value", "gate"):
                 self.add_module(input_name, nn.Linear(hidden_size, heads_width, bias=False))
-            self.time_decay, self.time_first = (
-                vector_module(torch.linspace(-5, 1, heads_width)),
-                vector_module(torch.zeros(heads_width)),
-            )
+            self.time_decay = vector_module(torch.linspace(-5, 1, heads_width))
+            self.time_first = vector_module(torch.zeros(heads_width))
             self.wkv = WkvRecurrence()
             self.shift_state: Any = recurrent_state_class()()
             self.recurrent_state: Any = recurrent_state_class()()

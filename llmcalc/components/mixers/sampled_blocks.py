@@ -32,8 +32,6 @@ class SampledBlockAttention(EqualHeadsMixer):
     """
 
     formula_source: ClassVar[str] = "Zeng et al. 2022, §4"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["sampled_blocks"] = "sampled_blocks"

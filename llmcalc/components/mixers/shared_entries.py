@@ -18,15 +18,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    Flag,
-    ModelProperties,
-    Part,
-    PartWitness,
-    TopK,
-    Window,
-)
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, TopK, Window
 from ..norm import norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
@@ -109,12 +101,12 @@ class SharedEntryAttention(EntryAttention):
 
     def length_thresholds(self) -> tuple[int, ...]:
         candidate_spec = None if self.indexer is None else self.indexer.candidates
-        candidates = (
-            ()
-            if candidate_spec is None
-            else (candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,)
+        if candidate_spec is None:
+            return super().length_thresholds()
+        return (
+            *super().length_thresholds(),
+            candidate_spec.candidate_topk_blocks * candidate_spec.candidate_block_size,
         )
-        return (*super().length_thresholds(), *candidates)
 
     def shared_results(self) -> Mapping[tuple[Any, ...], str]:
         compress_rate, indexer = self.compress_rate, self.indexer
@@ -239,11 +231,9 @@ class SharedEntryAttention(EntryAttention):
         )
         head_weights = recorder.linear("weights_proj", x, heads)
         candidate_spec = indexer.finds
-        block_counts = (
-            None
-            if candidate_spec is None
-            else (candidate_spec.candidate_topk_blocks, candidate_spec.candidate_block_size)
-        )
+        block_counts = None
+        if candidate_spec is not None:
+            block_counts = (candidate_spec.candidate_topk_blocks, candidate_spec.candidate_block_size)
         return recorder.choose_entries(
             scores, head_weights, visible_entries, indexer.index_topk, block_count_and_size=block_counts
         )
@@ -340,10 +330,8 @@ def _reference_class() -> type[nn.Module]:
             assert spec.indexer is not None
             index_head_dim = spec.indexer.index_head_dim
             if not spec.entries_shared:
-                self.k_proj, self.k_norm = (
-                    nn.Linear(spec.head_dim, index_head_dim, bias=False),
-                    norm_reference(spec.norm, index_head_dim),
-                )
+                self.k_proj = nn.Linear(spec.head_dim, index_head_dim, bias=False)
+                self.k_norm = norm_reference(spec.norm, index_head_dim)
                 self.cache: Any = recurrent_state_class()()
 
         def _candidate_keys(

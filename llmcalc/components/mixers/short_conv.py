@@ -126,11 +126,10 @@ def _reference_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, pass_state: PassState) -> Tensor:
             b, c, inner_x = self.in_proj(x).transpose(1, 2).chunk(3, 1)
-            convolution_output = (
-                self.conv((b * inner_x).unflatten(2, (-1, pass_state.patch_columns))).flatten(2)
-                if self.grid
-                else self.conv(b * inner_x, pass_state, self.conv_state)
-            )
+            if self.grid:
+                convolution_output = self.conv((b * inner_x).unflatten(2, (-1, pass_state.patch_columns))).flatten(2)
+            else:
+                convolution_output = self.conv(b * inner_x, pass_state, self.conv_state)
             return self.out_proj((c * convolution_output).transpose(1, 2))
 
     return ShortConvReference

@@ -31,8 +31,6 @@ class SpanConvolution(TokenMixer):
     """
 
     formula_source: ClassVar[str] = "Jiang et al. 2020, §4"
-    node_name: ClassVar[str] = "self_attn"
-    kind: ClassVar[str] = "attention"
     allowed_stacks: ClassVar[tuple[str, ...]] = ("encoder",)
 
     type: Literal["span_convolution"] = "span_convolution"

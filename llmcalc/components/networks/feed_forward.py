@@ -6,6 +6,7 @@ SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReL
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import pi
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
@@ -147,11 +148,9 @@ class FeedForward(SingleWidthNetwork):
         projected_x = recorder.linear(
             "down_proj", recorder.dropout(projected_x, "activation"), *x.axes, bias=self.down_bias
         )
-        return (
-            recorder.mul(projected_x, recorder.vector("output_scale", Axis("one", 1)))
-            if self.output_scale
-            else projected_x
-        )
+        if self.output_scale:
+            return recorder.mul(projected_x, recorder.vector("output_scale", Axis("one", 1)))
+        return projected_x
 
     def _activate(self, recorder: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
@@ -198,28 +197,24 @@ def activate(function_name: str, x: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    if function_name == "gelu_new":
-        return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
-    if function_name == "quick_gelu":
-        return x * torch.sigmoid(1.702 * x)
-    if function_name == "situ":
-        return torch.tanh(x / 4) * 4 * torch.sigmoid(x)
-    if function_name == "clamped":
-        return x.clamp(-7.0, 7.0)
-    if function_name == "clamped_plus_one":
-        return x.clamp(-7.0, 7.0) + 1
-    if function_name == "clamped_silu":
-        return F.silu(x.clamp(max=7.0))
-    if function_name == "clamped_swish":
+    def clamped_swish(x: Tensor) -> Tensor:
         clamped_x = x.clamp(max=7.0)
         return clamped_x * torch.sigmoid(clamped_x * 1.702)
-    if function_name == "relu2":
-        return F.relu(x).square()
-    if function_name == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    if function_name == "identity":
-        return x
-    return getattr(F, function_name)(x)
+
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu_new": lambda x: 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3)))),
+        "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+        "situ": lambda x: torch.tanh(x / 4) * 4 * torch.sigmoid(x),
+        "clamped": lambda x: x.clamp(-7.0, 7.0),
+        "clamped_plus_one": lambda x: x.clamp(-7.0, 7.0) + 1,
+        "clamped_silu": lambda x: F.silu(x.clamp(max=7.0)),
+        "clamped_swish": clamped_swish,
+        "relu2": lambda x: F.relu(x).square(),
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "identity": lambda x: x,
+    }
+    activation = functions.get(function_name) or getattr(F, function_name)
+    return activation(x)
 
 
 @cache
@@ -280,11 +275,8 @@ def _reference_class() -> type[nn.Module]:
             hidden = self._activate((self.gate_proj if has_gate else self.up_proj)(x))
             hidden = hidden * activate(self.up_act, self.up_proj(x)) if has_gate else hidden
             hidden = self.sub_norm(hidden) if hasattr(self, "sub_norm") else hidden
-            hidden = (
-                hidden
-                if part_factors is None
-                else (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
-            )
+            if part_factors is not None:
+                hidden = (hidden.unflatten(-1, (part_factors.shape[-1], -1)) * part_factors[..., None]).flatten(-2)
             network_output: Tensor = self.down_proj(apply_dropout(self, "activation", hidden))
             return network_output * self.output_scale.weight if hasattr(self, "output_scale") else network_output
 

@@ -109,11 +109,8 @@ class Latent(Part):
 
     def project_back(self, recorder: Flow, latent_output: Value, output_axes: Shape) -> Value:
         """Records the norm of the summed expert outputs, if any, and the projection from the latent width."""
-        latent_output = (
-            latent_output
-            if self.output_norm is None
-            else recorder.part("latent_output_norm", self.output_norm, latent_output)
-        )
+        if self.output_norm is not None:
+            latent_output = recorder.part("latent_output_norm", self.output_norm, latent_output)
         recorder.hold(y=latent_output)
         return recorder.linear("latent_out", latent_output, *output_axes, bias=self.bias)
 
@@ -314,11 +311,8 @@ class MoE(Network):
                 has_identities,
                 self.sliced_experts,
             )
-            expert_outputs = (
-                expert_outputs
-                if self.identity_experts is None
-                else self.identity_experts.flow(recorder, routed_rows, expert_outputs)
-            )
+            if self.identity_experts is not None:
+                expert_outputs = self.identity_experts.flow(recorder, routed_rows, expert_outputs)
         if self.latent is not None:
             expert_outputs = self.latent.normed_output(recorder, expert_outputs)
         expert_outputs = recorder.combine(

@@ -20,7 +20,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import ONE_GROUP, ExpertGroups
-from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width
+from ..base import BY_TORCH, Flag, ModelProperties, Part, PartWitness, Size, Vocab, Width, check_divisor
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import PassState, vector_module
@@ -130,11 +130,7 @@ class LinearRouter(Router):
             field_name = "n_group" if self.n_group is None else "topk_group"
             raise ValueError(f"router.{field_name}: missing; expected both n_group and topk_group, or neither")
         all_groups, top_groups = self.expert_groups
-        if num_experts % all_groups:
-            raise ValueError(
-                f"router.n_group: {all_groups} does not divide num_experts {num_experts}; expected a divisor of "
-                f"{num_experts}"
-            )
+        check_divisor("router.n_group", all_groups, "num_experts", num_experts)
         if not all_groups >= top_groups >= num_experts_per_tok * all_groups / num_experts:
             fewest_groups = -(-num_experts_per_tok * all_groups // num_experts)
             raise ValueError(
@@ -176,10 +172,8 @@ class RouterMLP(Router):
     score_correction: Correction | None = None
 
     def flow(self, recorder: Flow, x: Value, experts: Axis, top_k: Number, classes: Number) -> tuple[Value, Value]:
-        axis, feature_axis = (
-            Axis("classes", classes + 1 if self.skip else classes),
-            Axis("router", self.router_hidden_size),
-        )
+        axis = Axis("classes", classes + 1 if self.skip else classes)
+        feature_axis = Axis("router", self.router_hidden_size)
         with recorder.scope("router", kind="router", source="Zyphra 2025, §2"):
             router_features = recorder.linear("down_proj", x, feature_axis, bias=True)
             router_features = recorder.carry(

@@ -116,11 +116,9 @@ def record_towers(recorder: Flow, towers: Mapping[str, Tower]) -> dict[str, Valu
     for tower_name, tower, readable_towers in towers_before(towers):
         default_input = tower.input_value()
         is_joined = tower.type == "projector" and max(tower.encoders, tower.encoder_layers) > 1
-        tower_input = (
-            None
-            if is_joined
-            else _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
-        )
+        tower_input = None
+        if not is_joined:
+            tower_input = _tower_input(default_input, [outputs_by_tower[read_tower] for read_tower in readable_towers])
         if tower_input is None:
             tower_input = default_input
         else:

@@ -24,14 +24,14 @@ from ..norm import Norm
 from ..runtime import PassState
 from ..stack import Stack
 from ..stem import ConvStem
-from .base import TowerPart
+from .base import EncoderTower
 from .subsampling import SpectrumConv, Subsampling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class AudioTower(TowerPart):
+class AudioTower(EncoderTower):
     """An audio encoder: frames → the stack's stem, positions and bidirectional layers → hidden_size.
 
     hidden_size: the width.
@@ -52,10 +52,6 @@ class AudioTower(TowerPart):
             raise ValueError("stack.stem: missing; an audio encoder requires one")
         self.stack.check_stack_position(StackPosition("stack", self.hidden_size, "encoder", grid=True))
         return self
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None

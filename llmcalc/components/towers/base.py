@@ -31,6 +31,17 @@ class TowerPart(Component):
         raise TypeError(f"{type(self).__name__} does not say what it reads")
 
 
+class EncoderTower(TowerPart):
+    """An encoder whose output is as wide as its layers; a subclass declares hidden_size."""
+
+    if TYPE_CHECKING:
+        hidden_size: int
+
+    @property
+    def output_width(self) -> int:
+        return self.hidden_size
+
+
 class LearnedQueries(Part):
     """A fixed number of learned queries that read the patches of an image, or windows of audio.
 

@@ -145,12 +145,10 @@ class Conformer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         x = recorder.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))
-        layer_kind, heads, bias, frames = (
-            self.num_hidden_layers,
-            Axis("heads", self.attention.num_attention_heads),
-            None,
-            x.rows,
-        )
+        layer_kind = self.num_hidden_layers
+        heads = Axis("heads", self.attention.num_attention_heads)
+        bias = None
+        frames = x.rows
         if self.segment is not None:
             x = x.view(
                 *x.axes,
@@ -190,11 +188,9 @@ class Conformer(TowerPart):
         return recorder.add(x, recorder.scale(self._normalize_output(recorder, network_name, network_output), 0.5))
 
     def _normalize_output(self, recorder: Flow, sublayer: str, sublayer_output: Value) -> Value:
-        return (
-            recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
-            if self.norm_placement == "sandwich"
-            else sublayer_output
-        )
+        if self.norm_placement == "sandwich":
+            return recorder.part(f"{sublayer}_post_norm", self.norm, sublayer_output)
+        return sublayer_output
 
     def describe(self, hidden_size: int) -> str:
         return f"conformer {self.num_hidden_layers} × {self.hidden_size}"
@@ -206,11 +202,9 @@ class Conformer(TowerPart):
     def examples(cls) -> list[Self]:
         from .subsampling import SpectrumConv
 
-        rms, layernorm, unbiased_layernorm = (
-            Norm(type="rmsnorm"),
-            Norm(type="layernorm"),
-            Norm(type="layernorm", bias=False),
-        )
+        rms = Norm(type="rmsnorm")
+        layernorm = Norm(type="layernorm")
+        unbiased_layernorm = Norm(type="layernorm", bias=False)
         two_layer_subsampling = Subsampling(
             num_mel_bins=12, convolutions=(SpectrumConv(channels=6), SpectrumConv(channels=4)), norm=unbiased_layernorm
         )
@@ -301,10 +295,8 @@ def _reference_class() -> type[nn.Module]:
             padding_widths = (0, 0, self.left - 1, self.right + chunk_size - 1)
             k, v = (nn.functional.pad(x, padding_widths).unfold(2, key_count, chunk_size) for x in (k, v))
             scores = q @ k
-            query_indices, key_indices = (
-                torch.arange(chunk_size, device=q.device),
-                torch.arange(key_count, device=q.device),
-            )
+            query_indices = torch.arange(chunk_size, device=q.device)
+            key_indices = torch.arange(key_count, device=q.device)
             key_distances = key_indices - query_indices[:, None]
             if distance_keys is not None:
                 distance_scores = (padded_queries @ distance_keys).unflatten(2, (-1, chunk_size))
@@ -341,10 +333,8 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Conformer) -> None:
             super().__init__()
             model_properties = ModelProperties(spec.hidden_size, causal=False)
-            self.mlp_1, self.mlp_2 = (
-                spec.feed_forward.reference(model_properties),
-                spec.feed_forward.reference(model_properties),
-            )
+            self.mlp_1 = spec.feed_forward.reference(model_properties)
+            self.mlp_2 = spec.feed_forward.reference(model_properties)
             self.self_attn, self.convolution = SelfAttention(spec), spec.convolution.reference(model_properties)
             for sublayer in ("mlp_1", "self_attn", "convolution", "mlp_2"):
                 self.add_module(f"{sublayer}_pre_norm", spec.norm.reference(model_properties))
@@ -353,11 +343,9 @@ def _reference_class() -> type[nn.Module]:
             self.norm = spec.norm.reference(model_properties)
 
         def _normalize_output(self, sublayer: str, sublayer_output: Tensor) -> Tensor:
-            return (
-                getattr(self, f"{sublayer}_post_norm")(sublayer_output)
-                if hasattr(self, f"{sublayer}_post_norm")
-                else sublayer_output
-            )
+            if hasattr(self, f"{sublayer}_post_norm"):
+                return getattr(self, f"{sublayer}_post_norm")(sublayer_output)
+            return sublayer_output
 
         def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
             x = x + 0.5 * self._normalize_output(

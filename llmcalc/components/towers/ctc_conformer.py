@@ -23,13 +23,13 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
-from .base import TowerPart
+from .base import EncoderTower
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class CtcConformer(TowerPart):
+class CtcConformer(EncoderTower):
     """A conformer: stacked frames of a spectrum → hidden_size → layers, with labels predicted after half of them.
 
     input_size: the number of values per frame.
@@ -69,10 +69,6 @@ class CtcConformer(TowerPart):
         if self.block > self.max_distance:
             raise ValueError(f"block: {self.block} frames; expected at most max_distance ({self.max_distance})")
         return self
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)

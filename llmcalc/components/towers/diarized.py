@@ -24,7 +24,7 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
 from ..stack import Stack
-from .base import TowerPart
+from .base import EncoderTower
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +101,7 @@ class WordTimestamps(Part):
         return _reference_classes()["timestamps"](self, model_properties.hidden_size)
 
 
-class DiarizedEncoder(TowerPart):
+class DiarizedEncoder(EncoderTower):
     """A speech encoder that adds the sinusoids of the active speakers to its output.
 
     num_mel_bins: the number of mel bins of a frame.
@@ -137,10 +137,6 @@ class DiarizedEncoder(TowerPart):
                 raise ValueError(f"{stack_name}.stem: the frames have a linear layer of their own; expected none")
             stack.check_stack_position(StackPosition(stack_name, width, "encoder"))
         return self
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), is_constant=True)

@@ -6,7 +6,7 @@ models/emu3 (`Emu3VQVAE`), models/janus (`JanusVQVAE`: Wu 2024, arXiv:2410.13848
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -274,19 +274,24 @@ class ImageTokenizer(TowerPart):
     def examples(cls) -> list[Self]:
         norm = Norm(type="layernorm", eps=1e-6)
         attention = Attention(num_attention_heads=1, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        generation = ImageGeneration(
+            maps=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True)),
+            head_input_size=24,
+            head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
+        )
+        with_attention = partial(
+            cls,
+            base_channels=32,
+            channel_multiplier=(1, 2),
+            num_res_blocks=1,
+            attn_resolutions=(1,),
+            attention=attention,
+            embed_dim=4,
+            codebook_size=11,
+            norm=norm,
+        )
         return [
-            cls(
-                base_channels=32,
-                channel_multiplier=(1, 2),
-                num_res_blocks=1,
-                attn_resolutions=(1,),
-                attention=attention,
-                latent_channels=4,
-                embed_dim=4,
-                codebook_size=11,
-                temporal_levels=2,
-                norm=norm,
-            ),
+            with_attention(latent_channels=4, temporal_levels=2),
             cls(
                 in_channels=1,
                 out_channels=2,
@@ -299,23 +304,7 @@ class ImageTokenizer(TowerPart):
                 codebook_size=7,
                 norm=norm,
             ),
-            cls(
-                base_channels=32,
-                channel_multiplier=(1, 2),
-                num_res_blocks=1,
-                attn_resolutions=(1,),
-                attention=attention,
-                latent_channels=5,
-                embed_dim=4,
-                codebook_size=11,
-                over_frames=False,
-                norm=norm,
-                generation=ImageGeneration(
-                    maps=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=6, bias=True)),
-                    head_input_size=24,
-                    head=(Map(size=6, bias=True, hidden_act="gelu"), Map(size=11, bias=True)),
-                ),
-            ),
+            with_attention(latent_channels=5, over_frames=False, generation=generation),
         ]
 
 
@@ -360,11 +349,9 @@ def _reference_class() -> type[nn.Module]:
             return conv_output + (x if self.shortcut is None else self.shortcut(x))
 
     def build_norm(spec: ImageTokenizer, channels: int, reads_codes: bool) -> nn.Module:
-        return (
-            CodeConditionedNorm(spec, channels)
-            if reads_codes
-            else nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
-        )
+        if reads_codes:
+            return CodeConditionedNorm(spec, channels)
+        return nn.GroupNorm(spec.norm_groups, channels, spec.norm.eps)
 
     class FrameConv(nn.Conv3d):
         """A convolution over frames and positions, with zeros before the first frame and around the grid."""
@@ -436,11 +423,8 @@ def _reference_class() -> type[nn.Module]:
             level_module = self.get_submodule(f"level_{level_index}")
             for block_index in range(1, block_count + 1):
                 x = level_module.get_submodule(f"block_{block_index}")(x, *codes)
-                x = (
-                    self.attend(level_module, f"attn_{block_index}", x, *codes)
-                    if level_index in self.spec.attn_resolutions
-                    else x
-                )
+                if level_index in self.spec.attn_resolutions:
+                    x = self.attend(level_module, f"attn_{block_index}", x, *codes)
             return x
 
         def run_middle_blocks(self, x: Tensor, *codes: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ..inputs import ImageInput
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import softmax_core_class, vector_module
-from .base import TowerPart
+from .base import EncoderTower
 from .vision import Patches
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class GridStage(Part):
     groups: tuple[BlockGroup, ...] = Field(min_length=1, max_length=MOST_BLOCKS)
 
 
-class MobileNet(TowerPart):
+class MobileNet(EncoderTower):
     """A MobileNet: pixels → a stem with stride 2 → stages of blocks → the fusion of the last stages' outputs.
 
     The fusion brings the outputs of the last `fused_stages` stages to the largest of their grids, side by side, and has
@@ -189,10 +189,6 @@ class MobileNet(TowerPart):
         patch_side = 2 * prod(_total_stride(group.blocks) for stage in self.stages for group in stage.groups)
         return Patches(patch_size=patch_side).model_copy(update={"num_channels": self.num_channels})
 
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
-
     def input_value(self) -> Value:
         return self.patches.pixel_values()
 
@@ -238,11 +234,9 @@ class MobileNet(TowerPart):
             block_output = self._record_attention(recorder, recorder.part("norm", self.norm, x), block)
         if block.type != "edge":
             block_output = recorder.mul(block_output, recorder.vector("layer_scale", *block_output.axes))
-        return (
-            recorder.add(x, block_output)
-            if block_output.rows == x.rows and are_equal(x.width, block_output.width)
-            else block_output
-        )
+        if block_output.rows == x.rows and are_equal(x.width, block_output.width):
+            return recorder.add(x, block_output)
+        return block_output
 
     def _record_inverted_block(self, recorder: Flow, x: Value, block: InvertedResidual) -> Value:
         """Records the convolutions of a universal inverted residual block."""
@@ -477,16 +471,12 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: GridAttention, in_channels: int, norm: Norm, hidden_act: Activation) -> None:
             super().__init__(norm, hidden_act)
-            self.heads, self.width, inner_width = (
-                spec.num_attention_heads,
-                in_channels,
-                spec.num_attention_heads * spec.head_dim,
-            )
+            self.heads = spec.num_attention_heads
+            self.width = in_channels
+            inner_width = spec.num_attention_heads * spec.head_dim
             self.add_norm("norm", in_channels)
-            self.q_proj, self.o_proj = (
-                SamePaddingConv(in_channels, inner_width, 1, bias=False),
-                SamePaddingConv(inner_width, in_channels, 1, bias=False),
-            )
+            self.q_proj = SamePaddingConv(in_channels, inner_width, 1, bias=False)
+            self.o_proj = SamePaddingConv(inner_width, in_channels, 1, bias=False)
             for projection_letter in "kv":
                 if spec.kv_stride > 1:
                     self.add_conv(

@@ -14,14 +14,14 @@ from ...flow.value import Value
 from ..base import ModelProperties, Width
 from ..inputs import ImageInput
 from ..norm import Norm
-from .base import TowerPart
+from .base import EncoderTower
 from .vision import Patches, PatchPositions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class PatchEmbedder(TowerPart):
+class PatchEmbedder(EncoderTower):
     """A patch embedder: a norm on pixel values, a projection to hidden_size, a norm, positions, a norm.
 
     Fuyu has the projection alone.
@@ -39,10 +39,6 @@ class PatchEmbedder(TowerPart):
     positions: PatchPositions | None = None
     norm: Norm | None = None
     image: ImageInput | None = None
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()

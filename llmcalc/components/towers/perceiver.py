@@ -19,7 +19,7 @@ from ..base import Layers, ModelProperties, StackPosition
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState
+from ..runtime import PassState, vector_module
 from .base import LearnedQueries
 
 if TYPE_CHECKING:
@@ -89,11 +89,6 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class LearnedLatents(nn.Module):
-        def __init__(self, latent_count: int, hidden_size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(latent_count, hidden_size) * 0.02)
-
     class PerceiverLayer(nn.Module):
         """Runs attention to patches and latents, then a network. latents: [images, latents, hidden] → same shape."""
 
@@ -116,7 +111,7 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: Perceiver) -> None:
             super().__init__()
-            self.query = LearnedLatents(spec.queries, spec.hidden_size)
+            self.query = vector_module(torch.randn(spec.queries, spec.hidden_size) * 0.02)
             self.layers = nn.ModuleList(PerceiverLayer(spec) for _ in range(spec.num_hidden_layers))
             self.norm = spec.norm.reference(ModelProperties(spec.hidden_size))
 

@@ -10,7 +10,7 @@ have a fixed number of learned queries that read the patches (`Resampler`).
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -304,29 +304,14 @@ class Projector(TowerPart):
         from .perceiver import Perceiver
         from .qformer import QFormer
 
-        rms = Norm(type="rmsnorm")
-        layernorm = Norm(type="layernorm")
+        rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         unweighted_norm = Norm(type="rmsnorm", weight=False)
         biased_attention = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        resampler = partial(Resampler, hidden_size=12, attention=biased_attention, norm=layernorm)
         resamplers = (
-            (10, Resampler(queries=3, hidden_size=12, attention=biased_attention, norm=layernorm)),
-            (
-                12,
-                Resampler(
-                    queries=5, hidden_size=12, attention=biased_attention, norm=rms, projected=False, positions=True
-                ),
-            ),
-            (
-                12,
-                Resampler(
-                    queries=4,
-                    hidden_size=12,
-                    attention=biased_attention,
-                    norm=layernorm,
-                    projected=False,
-                    double_projections=True,
-                ),
-            ),
+            (10, resampler(queries=3)),
+            (12, resampler(queries=5, norm=rms, projected=False, positions=True)),
+            (12, resampler(queries=4, projected=False, double_projections=True)),
         )
         network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
         layer = Block(attention=biased_attention, feed_forward=network, norm=layernorm, norm_placement="pre")
@@ -351,8 +336,8 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
             cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
-                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
-                for input_size, resampler in resamplers
+                cls(input_size=input_size, maps=(Map(size=24),), norm=layernorm, resampler=input_resampler)
+                for input_size, input_resampler in resamplers
             ),
             cls(input_size=12, maps=(), resampler=Perceiver.examples()[0]),
             cls(input_size=10, maps=(Map(size=24),), stack=Stack(num_hidden_layers=2, block=layer)),
@@ -386,10 +371,8 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
             hidden_size = spec.hidden_size
             if spec.projected:
                 self.kv_proj = nn.Linear(input_width, hidden_size, bias=False)
-            self.query, self.kv_norm = (
-                MarkerVectors(spec.queries, hidden_size),
-                spec.norm.reference(ModelProperties(hidden_size)),
-            )
+            self.query = MarkerVectors(spec.queries, hidden_size)
+            self.kv_norm = spec.norm.reference(ModelProperties(hidden_size))
             self.query_norm = spec.norm.reference(ModelProperties(hidden_size))
             if spec.positions:
                 self.positions = MarkerVectors(spec.queries, hidden_size)
@@ -432,11 +415,11 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
                 normed_width = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else input_width
                 self.norm = spec.norm.reference(ModelProperties(normed_width))
             for linear_index, linear_map in enumerate(spec.maps, 1):
-                map_module = (
-                    nn.Conv2d(input_width, linear_map.size, 3, 2, 1, bias=linear_map.bias)
-                    if linear_map.halves
-                    else nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
-                )
+                map_module: nn.Module
+                if linear_map.halves:
+                    map_module = nn.Conv2d(input_width, linear_map.size, 3, 2, 1, bias=linear_map.bias)
+                else:
+                    map_module = nn.Linear(input_width, linear_map.size, bias=linear_map.bias)
                 self.add_module(f"map_{linear_index}", map_module)
                 input_width = linear_map.size // 2 if linear_map.gated else linear_map.size
             if spec.output_marks:

@@ -20,7 +20,7 @@ from ...workload.rows import Rows
 from ..base import Heads, Layers, ModelProperties, Positions, Width
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
-from ..runtime import PassState
+from ..runtime import PassState, vector_module
 from .base import LearnedQueries, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
@@ -141,11 +141,6 @@ def _reference_class() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class LearnedQueryTable(nn.Module):
-        def __init__(self, query_count: int, hidden_size: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(query_count, hidden_size) * 0.02)
-
     class QFormerAttention(nn.Module):
         """Attention of queries. x: [windows, queries, hidden], memory: [windows, positions, width] → x's shape."""
 
@@ -188,7 +183,8 @@ def _reference_class() -> type[nn.Module]:
 
         def __init__(self, spec: QFormer) -> None:
             super().__init__()
-            self.window, self.query = spec.window, LearnedQueryTable(spec.queries, spec.hidden_size)
+            self.window = spec.window
+            self.query = vector_module(torch.randn(spec.queries, spec.hidden_size) * 0.02)
             self.query_norm = spec.norm.reference(ModelProperties(spec.hidden_size))
             self.layers = nn.ModuleList(
                 QFormerLayer(spec, i in spec.reading_layers) for i in range(spec.num_hidden_layers)

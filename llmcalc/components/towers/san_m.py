@@ -20,13 +20,13 @@ from ..inputs import AudioInput
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import PassState
-from .base import TowerPart, check_head_width, later_layer_kinds
+from .base import EncoderTower, check_head_width, later_layer_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class SanMEncoder(TowerPart):
+class SanMEncoder(EncoderTower):
     """A SAN-M encoder of stacked frames: the first layer reads input_size values, and some layers end in a norm.
 
     input_size: the number of values per stacked frame. Sinusoidal positions are added to it.
@@ -59,10 +59,6 @@ class SanMEncoder(TowerPart):
         if not all(0 <= layer_index < self.num_hidden_layers for layer_index in self.normed_layers):
             raise ValueError(f"normed_layers: expected indices below num_hidden_layers ({self.num_hidden_layers})")
         return self
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         return Value(PATCHES, (Axis("mel", self.input_size),), is_constant=True)

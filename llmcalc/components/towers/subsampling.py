@@ -95,11 +95,9 @@ class Subsampling(Component):
             strides = tuple(convolution.stride[0] for convolution in self.convolutions[:conv_count])
             return RowsInChunks(chunk_rows=self.chunk, strides=strides, pads_single_chunk=self.whole_chunks)
         convolution = self.convolutions[conv_count - 1]
-        return (
-            frames
-            if conv_count == 0
-            else StridedConvolutionRows(source_rows=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
-        )
+        if conv_count == 0:
+            return frames
+        return StridedConvolutionRows(source_rows=frames, kernel=convolution.kernel[0], stride=convolution.stride[0])
 
     def flow(self, recorder: Flow, x: Value, width: Shape = ()) -> Value:
         """Records the subsampling. width: the axes of the output; default x's axes.

@@ -8,7 +8,7 @@ patches in some layers.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -27,7 +27,7 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import PassState, vector_module
 from ..stack import Stack
-from .base import TowerPart
+from .base import EncoderTower
 from .window_merger import WindowMerger
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class AttentionPooling(Part):
         )
 
 
-class VisionTower(TowerPart):
+class VisionTower(EncoderTower):
     """A vision encoder: patches → vectors of hidden_size → the layers of a bidirectional stack.
 
     hidden_size: the width.
@@ -187,10 +187,6 @@ class VisionTower(TowerPart):
     def vector_count(self) -> int:
         """The number of learned vectors beside the patches."""
         return int(self.class_embedding) + self.registers
-
-    @property
-    def output_width(self) -> int:
-        return self.hidden_size
 
     def input_value(self) -> Value:
         return self.patches.pixel_values()
@@ -275,10 +271,8 @@ class VisionTower(TowerPart):
         rotary = Attention(num_attention_heads=2, num_key_value_heads=1, head_dim=8, position=Rope(rope_theta=100.0))
         pixtral_block = Block(attention=rotary, feed_forward=gated_network, norm=rms, norm_placement="sandwich")
         pooling = AttentionPooling(attention=biased_attention, feed_forward=ungated_network, norm=layernorm)
-        image_patches, video_patches = (
-            Patches(patch_size=2, bias=True),
-            Patches(patch_size=2, num_channels=2, temporal_patch_size=2),
-        )
+        image_patches = Patches(patch_size=2, bias=True)
+        video_patches = Patches(patch_size=2, num_channels=2, temporal_patch_size=2)
         scaled_block = siglip.model_copy(update={"residual_scale": "output"})
         convolution_block = Block(
             attention=ShortConv(grid=True), feed_forward=gated_network, norm=rms, norm_placement="pre"
@@ -293,73 +287,34 @@ class VisionTower(TowerPart):
         windowed_stack = Stack(
             num_hidden_layers=3, block=windowed_block, variants={"full": pixtral_block}, pattern=("block", "full")
         )
-        stacks = [
-            Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
-            Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms),
-            mixed_layers_stack,
-            Stack(num_hidden_layers=2, block=scaled_block),
-        ]
+        plain_stack = Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm)
+        rotary_stack = Stack(num_hidden_layers=3, block=pixtral_block, embedding_norm=rms)
+        scaled_stack = Stack(num_hidden_layers=2, block=scaled_block)
         grid_window_attention = biased_attention.model_copy(update={"grid_window": 2})
         window_merger = WindowMerger(side=2, attention=grid_window_attention, intermediate_size=30, norm=layernorm)
-        gated_block = siglip.model_copy(update={"residual_scale": "gate"})
+        gated_stack = Stack(num_hidden_layers=2, block=siglip.model_copy(update={"residual_scale": "gate"}))
+        tiles = TilePositions(max_tiles=2, image_kinds=4)
+        image_tower = partial(cls, hidden_size=12, patches=image_patches)
+        video_tower = partial(cls, hidden_size=10, patches=video_patches)
+        with_class_embedding = partial(image_tower, positions=PatchPositions(rows=17), class_embedding=True)
         return [
-            cls(hidden_size=12, patches=image_patches, stack=stacks[3], merger=window_merger, upper_stack=stacks[0]),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-                tiles=TilePositions(max_tiles=2, image_kinds=4),
-                upper_stack=Stack(num_hidden_layers=2, block=gated_block),
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=16),
-                pooling=pooling,
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[0],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-            ),
-            cls(hidden_size=10, patches=video_patches, stack=stacks[1], frees_first_input=True),
-            cls(hidden_size=12, patches=image_patches, stack=stacks[2]),
-            cls(
-                hidden_size=10,
-                patches=video_patches,
-                stack=windowed_stack,
-                image=SmartResize(merge=1, min_pixels=1, max_pixels=99),
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[3],
-                positions=PatchPositions(rows=17),
-                class_embedding=True,
-            ),
-            cls(
-                hidden_size=12,
-                patches=image_patches,
-                stack=stacks[3],
+            image_tower(stack=scaled_stack, merger=window_merger, upper_stack=plain_stack),
+            with_class_embedding(stack=plain_stack, tiles=tiles, upper_stack=gated_stack),
+            image_tower(stack=plain_stack, positions=PatchPositions(rows=16), pooling=pooling),
+            with_class_embedding(stack=plain_stack),
+            video_tower(stack=rotary_stack, frees_first_input=True),
+            image_tower(stack=mixed_layers_stack),
+            video_tower(stack=windowed_stack, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
+            with_class_embedding(stack=scaled_stack),
+            image_tower(
+                stack=scaled_stack,
                 positions=PatchPositions(rows=16),
                 class_embedding=True,
                 registers=3,
                 video_frames=2,
                 summary_vectors=2,
             ),
-            cls(
-                hidden_size=10,
-                patches=video_patches,
-                stack=stacks[1],
-                positions=PatchPositions(rows=9, axes=2),
-                standardize=True,
-                clamps=28,
-            ),
+            video_tower(stack=rotary_stack, positions=PatchPositions(rows=9, axes=2), standardize=True, clamps=28),
         ]
 
 

@@ -104,11 +104,9 @@ def _static_scales(input_fields: ConfigFields | None) -> ActivationScales:
     if input_fields is None:
         return ActivationScales()
     input_fields.ignore("num_bits", "type", "group_size", "block_structure", *ARGUMENTS)
-    dynamic_mode, scale_strategy, is_symmetric = (
-        input_fields.get("dynamic", False),
-        input_fields.get("strategy"),
-        input_fields.get("symmetric", True),
-    )
+    dynamic_mode = input_fields.get("dynamic", False)
+    scale_strategy = input_fields.get("strategy")
+    is_symmetric = input_fields.get("symmetric", True)
     input_fields.check_all_read()
     input_fields.check_choice("dynamic", dynamic_mode, True, False, "local")
     input_fields.check_choice("symmetric", is_symmetric, True, False)

@@ -77,11 +77,9 @@ def scheme_of_config(model_config: Mapping[str, Any] | None) -> QuantizationSche
             unconverted_components=frozenset().union(*unconverted_components),
             head_in_doubt=head_in_doubt,
         )
-    return (
-        replace(quantization_scheme, config_section=scheme_fields.where)
-        if isinstance(quantization_scheme, LinearScheme)
-        else quantization_scheme
-    )
+    if isinstance(quantization_scheme, LinearScheme):
+        return replace(quantization_scheme, config_section=scheme_fields.where)
+    return quantization_scheme
 
 
 def _quantization_table(model_config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -109,10 +107,8 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     `Fp8Config.get_quant_method`): that of MiMo-V2.5 is in bf16.
     """
     config.ignore("fmt", "dequantize", "act_per_tensor")
-    block_shape, activation_scheme = (
-        config.get_integer_pair("weight_block_size"),
-        config.get("activation_scheme", "dynamic"),
-    )
+    block_shape = config.get_integer_pair("weight_block_size")
+    activation_scheme = config.get("activation_scheme", "dynamic")
     scale_format, expert_dtype = config.get("scale_fmt", "float"), config.get("expert_dtype", "fp8")
     config.check_choice("activation_scheme", activation_scheme, "dynamic", "static")
     config.check_choice("scale_fmt", scale_format, "float", "ue8m0", None)
@@ -130,11 +126,9 @@ def _read_fp8(config: ConfigFields) -> QuantizationScheme:
     linear_format = FP8(
         block_shape or "tensor", scale_bytes if block_shape else 4, 1 if activation_scheme == "static" else 0
     )
-    expert_format = (
-        FP4(32, scale_bytes=scale_bytes, activation_scales=linear_format.activation_scales)
-        if expert_dtype == "fp4"
-        else None
-    )
+    expert_format = None
+    if expert_dtype == "fp4":
+        expert_format = FP4(32, scale_bytes=scale_bytes, activation_scales=linear_format.activation_scales)
     scheme_remarks = (
         ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
         if scale_format == "ue8m0" and block_shape and not has_byte_scales
@@ -266,10 +260,8 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)
-    code_type, has_double_quantization = (
-        config.get("bnb_4bit_quant_type", "fp4"),
-        config.get("bnb_4bit_use_double_quant", False),
-    )
+    code_type = config.get("bnb_4bit_quant_type", "fp4")
+    has_double_quantization = config.get("bnb_4bit_use_double_quant", False)
     if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:

@@ -152,11 +152,9 @@ class FP8(LinearFormat):
 
     def describe(self) -> str:
         scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
-        scale_extent = (
-            f"block of {self.scale_extent[0]} × {self.scale_extent[1]}"
-            if isinstance(self.scale_extent, tuple)
-            else self.scale_extent
-        )
+        scale_extent = str(self.scale_extent)
+        if isinstance(self.scale_extent, tuple):
+            scale_extent = f"block of {self.scale_extent[0]} × {self.scale_extent[1]}"
         return f"fp8, one scale ({scale_format}) per {scale_extent}"
 
 
@@ -431,11 +429,10 @@ class HQQ(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         group_count = floor_div(out_features * in_features, self.group_size)
-        codes = (
-            ceil_div(group_count, 10) * self.group_size * INT32
-            if self.bits == 3
-            else floor_div(out_features * in_features * self.bits, 8)
-        )
+        if self.bits == 3:
+            codes = ceil_div(group_count, 10) * self.group_size * INT32
+        else:
+            codes = floor_div(out_features * in_features * self.bits, 8)
         return StoredBytes(codes, group_count * model_element_bytes, group_count * model_element_bytes)
 
     def refusal_reason(self, out_features: Number, in_features: Number) -> str:

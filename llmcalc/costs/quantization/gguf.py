@@ -183,14 +183,12 @@ class GGUFMix(QuantizationScheme):
             note_texts.append("embeddings and output head in Q8_0")
         if self.has_mxfp4_experts:
             note_texts.append("experts stay in MXFP4, in which the model is published, whatever the file is called")
-        separate_text = (
-            ""
-            if self.fused
-            else (
+        separate_text = ""
+        if not self.fused:
+            separate_text = (
                 " where the model's class computes them in one product (GPT-2, Phi-3, Bloom, …), else three; for other "
                 f"files that fuse them: --quantize {self.label}-qkv"
             )
-        )
         note_texts.append(
             f"q, k and v are one tensor (attn_qkv, typed as llama.cpp does since March 2026){separate_text}"
         )

@@ -92,17 +92,13 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
             scale_block = 32 if data_type == "mx_fp" else 16
             if group_size != scale_block:
                 raise module_fields.value_error("group_size", group_size, f"{scale_block}, the block of {data_type}")
-            return (
-                FP8((1, scale_block), 1)
-                if bits == 8
-                else FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
-            )
+            if bits == 8:
+                return FP8((1, scale_block), 1)
+            return FP4(scale_block, *((1, static_scales) if data_type == "nv_fp" else ()))
         module_fields.check_choice(bits_field, bits, 2, 3, 4, 8)
-        return (
-            AWQ(group_size, bits)
-            if "awq" in packing_format
-            else GPTQ(bits, group_size, has_group_indices="gptqmodel" in packing_format)
-        )
+        if "awq" in packing_format:
+            return AWQ(group_size, bits)
+        return GPTQ(bits, group_size, has_group_indices="gptqmodel" in packing_format)
 
     module_groups: list[LayerGroup] = []
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
@@ -229,11 +225,9 @@ def _quark_format(config: ConfigFields) -> tuple[LinearFormat | None, str]:
     config.check_all_read()
     if weights is None:
         return None, ""
-    format_name, scheme_name, group_size = (
-        weights.get("dtype"),
-        weights.get("qscheme"),
-        weights.get_group_size("group_size"),
-    )
+    format_name = weights.get("dtype")
+    scheme_name = weights.get("qscheme")
+    group_size = weights.get_group_size("group_size")
     static_scales = 0 if input_fields is None or input_fields.get("is_dynamic") else 1
     if format_name in ("fp4", "fp4_e2m1"):
         weights.check_choice("qscheme", scheme_name, "per_group")
@@ -357,11 +351,9 @@ def _torchao_unpacked_int(
     scale_dtype = _torchao_value(type_fields, f"{field_prefix}scale_dtype")
     type_fields.check_choice(f"{field_prefix}scale_dtype", scale_dtype, None, "float32", "float16", "bfloat16")
     type_fields.check_choice(f"{field_prefix}granularity", granularity_name, "PerGroup", "PerAxis")
-    group_size = (
-        ConfigFields(granularity, type_fields.where).get_group_size("group_size", 32)
-        if granularity_name == "PerGroup"
-        else None
-    )
+    group_size = None
+    if granularity_name == "PerGroup":
+        group_size = ConfigFields(granularity, type_fields.where).get_group_size("group_size", 32)
     weight_dtype = _torchao_value(type_fields, "weight_dtype", "int8")
     type_fields.check_choice("weight_dtype", weight_dtype, *(f"int{bits}" for bits in range(1, 9)))
     scale_bytes = {None: None, "float32": 4}.get(scale_dtype, 2)
@@ -387,10 +379,8 @@ def read_quanto(config: ConfigFields) -> QuantizationScheme:
 
 def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     """Reads an AQLM config: codes of groups of weights in code books."""
-    column_group, row_group = (
-        config.get_group_size("in_group_size", 8) or 8,
-        config.get_group_size("out_group_size", 1) or 1,
-    )
+    column_group = config.get_group_size("in_group_size", 8) or 8
+    row_group = config.get_group_size("out_group_size", 1) or 1
     codebooks, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
     module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
@@ -539,11 +529,9 @@ def read_exllama(library_name: Literal["exl2", "exl3"], config: ConfigFields) ->
     bits, head_bits = _average_bits(config, "bits", None), _average_bits(config, "head_bits", 6)
 
     def format_with_bits(bits_per_weight: Fraction) -> LinearFormat:
-        return (
-            AverageBits(bits_per_weight)
-            if library_name == "exl2"
-            else TrellisCodes(bits_per_weight, codebook != "3inst")
-        )
+        if library_name == "exl2":
+            return AverageBits(bits_per_weight)
+        return TrellisCodes(bits_per_weight, codebook != "3inst")
 
     head_group = LayerGroup(format_with_bits(head_bits), ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
     has_exact_bits = bits.denominator == 1 and head_bits.denominator == 1 and library_name == "exl3"

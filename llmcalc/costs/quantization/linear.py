@@ -184,22 +184,13 @@ class LinearScheme(QuantizationScheme):
             f"unconverted: {unconverted_parts}"
             + (" and the modules that the config lists" if self.excluded_modules.entries else "")
         )
-        unused_exclusions = self.excluded_modules.unused_entries
-        if unused_exclusions:
-            unused_count_text = f" and {len(unused_exclusions) - 3} more" if len(unused_exclusions) > 3 else ""
-            note_texts.append(
-                "the config excludes modules that are not in this model: "
-                f"{', '.join(unused_exclusions[:3])}{unused_count_text}"
-            )
-        unused_entries = [
-            entry for group in self.groups if group.modules is not None for entry in group.modules.unused_entries
-        ]
-        if unused_entries:
-            ellipsis_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
-            note_texts.append(
-                "the config converts modules that are not in this model: "
-                f"{', '.join(unused_entries[:3])}{ellipsis_text}"
-            )
+        converted_modules = [group.modules for group in self.groups if group.modules is not None]
+        for verb, module_lists in (("excludes", [self.excluded_modules]), ("converts", converted_modules)):
+            unused_entries = [entry for modules in module_lists for entry in modules.unused_entries]
+            if unused_entries:
+                more_text = f" and {len(unused_entries) - 3} more" if len(unused_entries) > 3 else ""
+                entries_text = ", ".join(unused_entries[:3])
+                note_texts.append(f"the config {verb} modules that are not in this model: {entries_text}{more_text}")
         return [*note_texts, *self.remarks]
 
     def _used_formats(self) -> Iterator[str]:

@@ -184,13 +184,12 @@ def read_mlx(config: ConfigFields) -> QuantizationScheme:
         module_table = config.get_table(module_name) if isinstance(module_value, dict) else None
         if module_table is None and not isinstance(module_value, bool):
             raise config.value_error(module_name, module_value, "how a module is stored, true or false")
-        module_format = (
-            default_format
-            if module_value is True
-            else None
-            if module_table is None
-            else _module_format(module_table)[0]
-        )
+        if module_value is True:
+            module_format = default_format
+        elif module_table is None:
+            module_format = None
+        else:
+            module_format = _module_format(module_table)[0]
         if module_table is not None:
             module_table.check_all_read()
         modules_by_format.setdefault(module_format, []).append(module_name)

@@ -202,11 +202,10 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
     bits_match = re.fullmatch(
         r"(?:bnb|bitsandbytes|(?:bnb|int|uint|q|w)?[-_]?(?P<bits>[48])[-_]?(?:bits?)?)", scheme_label
     )
-    suggestion_text = (
-        f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
-        if bits_match
-        else suggest(scheme_label, list(COMMON))
-    )
+    if bits_match:
+        suggestion_text = f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
+    else:
+        suggestion_text = suggest(scheme_label, list(COMMON))
     known_names = "; ".join(f"{group_size}: {', '.join(group_names)}" for group_size, group_names in GROUPS.items())
     raise InputError(
         f"--quantize {scheme_name[:40]}: unknown scheme"
@@ -247,8 +246,6 @@ def with_published_experts(
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """
     is_mxfp4 = quantization_config is not None and quantization_config.get("quant_method") == "mxfp4"
-    return (
-        replace(quantization_scheme, has_mxfp4_experts=True)
-        if is_mxfp4 and isinstance(quantization_scheme, GGUFMix)
-        else quantization_scheme
-    )
+    if is_mxfp4 and isinstance(quantization_scheme, GGUFMix):
+        return replace(quantization_scheme, has_mxfp4_experts=True)
+    return quantization_scheme

@@ -37,11 +37,9 @@ def product_flops(tensors: Sequence[TrainedTensor]) -> Number:
     for parameter in tensors:
         if parameter.is_layer_matrix:
             shorter_side, longer_side = sorted(parameter.tensor.shape)
-            gram_flops, square_flops, product_flops_of_update = (
-                2 * shorter_side**2 * longer_side,
-                2 * shorter_side**3,
-                2 * shorter_side**2 * longer_side,
-            )
+            gram_flops = 2 * shorter_side**2 * longer_side
+            square_flops = 2 * shorter_side**3
+            product_flops_of_update = 2 * shorter_side**2 * longer_side
             total_flops = add(
                 total_flops, parameter.copies * ITERATIONS * (gram_flops + square_flops + product_flops_of_update)
             )

@@ -165,11 +165,9 @@ def _csv_value(raw_value: Any) -> Any:
     raw_value = _raw_value(raw_value)
     if raw_value is None:
         return ""
-    return (
-        int(raw_value)
-        if isinstance(raw_value, float) and raw_value.is_integer() and abs(raw_value) < 2**53
-        else raw_value
-    )
+    if isinstance(raw_value, float) and raw_value.is_integer() and abs(raw_value) < 2**53:
+        return int(raw_value)
+    return raw_value
 
 
 def write_markdown(report: Report, output_stream: IO[str]) -> None:

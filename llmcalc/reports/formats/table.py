@@ -68,10 +68,8 @@ def _print_table_rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
     table_grid = Padding(_table_grid(table), (0, 0, 0, 2), expand=False)
-    line_width, needed_width = (
-        console.width,
-        console.measure(table_grid, options=console.options.update(max_width=10_000)).minimum,
-    )
+    line_width = console.width
+    needed_width = console.measure(table_grid, options=console.options.update(max_width=10_000)).minimum
     console.width = max(line_width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
     for line_segments in console.render_lines(table_grid, pad=False):
         console.print(_without_trailing_spaces(line_segments), soft_wrap=True)

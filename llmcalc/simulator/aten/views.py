@@ -99,10 +99,8 @@ class ViewOperations:
         axis = axis % (len(x.shape) + 1)
         input_shape = x.shape
         new_stride = x.shape[axis] * x.strides[axis] if axis < len(x.shape) else 1
-        shape, strides = (
-            (*input_shape[:axis], 1, *input_shape[axis:]),
-            (*x.strides[:axis], new_stride, *x.strides[axis:]),
-        )
+        shape = (*input_shape[:axis], 1, *input_shape[axis:])
+        strides = (*x.strides[:axis], new_stride, *x.strides[axis:])
         return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:

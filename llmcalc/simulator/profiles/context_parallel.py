@@ -66,11 +66,9 @@ class ContextParallelRing:
 
 def context_parallel_ring(layout: Layout, rank: int) -> ContextParallelRing | None:
     """Returns the context-parallel ring of a rank; None without context parallelism."""
-    return (
-        None
-        if layout.cp == 1
-        else ContextParallelRing(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
-    )
+    if layout.cp == 1:
+        return None
+    return ContextParallelRing(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
 def sequence_tokens_of_rank(layout: Layout, seq: int) -> int:
@@ -320,10 +318,8 @@ class RingKernels:
         """Runs flash attention's backward kernel, which on a GPU accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.allocates_workspace:
-            fp32_query_gradient, logsumexp = (
-                self.graph.new_tensor(q.shape, FLOAT32),
-                self.graph.new_tensor(q.shape[:-1], FLOAT32),
-            )
+            fp32_query_gradient = self.graph.new_tensor(q.shape, FLOAT32)
+            logsumexp = self.graph.new_tensor(q.shape[:-1], FLOAT32)
             del fp32_query_gradient, logsumexp
         return gradients
 

@@ -212,11 +212,10 @@ class DTensorKernels(EagerKernels):
             self.record_message("reduce_scatter", x.bytes)
             return self.graph.new_tensor((batch, row_count // self.token_ranks, *row_shape), x.dtype)
 
-        local_rows = (
-            make_local_rows()
-            if rank_results is None
-            else rank_results.operation_result("reduce_scatter", make_local_rows)
-        )
+        if rank_results is None:
+            local_rows = make_local_rows()
+        else:
+            local_rows = rank_results.operation_result("reduce_scatter", make_local_rows)
         del sent_chunks
         return local_rows
 
@@ -239,10 +238,8 @@ class DTensorKernels(EagerKernels):
         """
         if self.token_ranks == 1:
             return record(self.graph, "redistribute", [output], self.all_reduce(output), lambda g, _: [g])
-        gathers_float8, reduced_output = (
-            self.gathers_in_8_bits(operation),
-            self.reduce_scatter(output, follows_product=True),
-        )
+        gathers_float8 = self.gathers_in_8_bits(operation)
+        reduced_output = self.reduce_scatter(output, follows_product=True)
         return record(
             self.graph, "redistribute", [output], reduced_output, lambda g, _: [self.all_gather(g, gathers_float8)]
         )
@@ -389,14 +386,12 @@ class DTensorKernels(EagerKernels):
 
     def look_up_rows(self, operation: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
-        weight_axes = (
-            ()
-            if operation.weight is None
-            else (
+        weight_axes: tuple[Any, ...] = ()
+        if operation.weight is not None:
+            weight_axes = (
                 *axes_with_concatenated_parts(operation.weight.ins),
                 *axes_with_concatenated_parts(operation.weight.out),
             )
-        )
         vocabulary_axes = [axis for axis in weight_axes if isinstance(axis, AxisShard) and axis.name == "vocab"]
         if not vocabulary_axes or vocabulary_axes[0].degree == 1:
             return super().look_up_rows(operation, weight, index)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from ...algebra import Number
 from ...frozen import frozen
-from ..autograd import AutogradGraph, record
+from ..aten import Aten
+from ..autograd import record
 from ..tensor import Gradient, Needs, Tensor
 
 Optional = Tensor | None
@@ -29,7 +30,7 @@ H100 = Accelerator(132, 232448)
 
 
 def record_function(
-    autograd_graph: AutogradGraph,
+    aten: Aten,
     operation_name: str,
     optional_inputs: Sequence[Optional],
     output: Tensor,
@@ -53,7 +54,7 @@ def record_function(
 
     inputs = [x for x in optional_inputs if x is not None]
     return record(
-        autograd_graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
+        aten.graph, operation_name, inputs, output, node_backward, *[x for x in saved_tensors if x is not None]
     )
 
 

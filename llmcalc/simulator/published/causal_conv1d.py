@@ -49,7 +49,6 @@ def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = Non
 
     An activation changes no memory.
     """
-    autograd_graph = aten.graph
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
         if not is_size_one(x.strides[2]) and not is_size_one(x.strides[1]):
@@ -61,8 +60,6 @@ def causal_conv1d_fn(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = Non
             dout = aten.contiguous(dout)
         return causal_conv1d_bwd(aten, x, weight, bias, dout)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_x, output = forward(x)
-    return record_function(
-        autograd_graph, "CausalConv1dFn", (x, weight, bias), output, backward, (dense_x, weight, bias)
-    )
+    return record_function(aten, "CausalConv1dFn", (x, weight, bias), output, backward, (dense_x, weight, bias))

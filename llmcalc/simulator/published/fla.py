@@ -40,7 +40,6 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
 
     has_activation: whether SiLU follows, inside the kernel.
     """
-    autograd_graph = aten.graph
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
         chunk_count = x.shape[0] * ceil_div(x.shape[1], CHUNK)
@@ -53,12 +52,10 @@ def causal_conv1d(aten: Aten, x: Tensor, weight: Tensor, bias: Optional = None, 
             db = aten.to(aten.sum(db, 0), bias.dtype)
         return dx, dw, db
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_weight = aten.contiguous(weight)
         y = aten.new_tensor(x.shape, x.dtype)
-    return record_function(
-        autograd_graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense_weight, bias)
-    )
+    return record_function(aten, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense_weight, bias))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -73,7 +70,7 @@ def layer_norm_gated(
     aten: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, accelerator: Accelerator = H100
 ) -> Tensor:
     """Computes norm(x) · activation(g): a LayerNorm, or an RMSNorm if bias is None (`LayerNormGatedFunction`)."""
-    autograd_graph, shape = aten.graph, x.shape
+    shape = x.shape
 
     def flatten_rows(x: Tensor) -> Tensor:
         return aten.flatten(x, 0, -2)
@@ -91,19 +88,19 @@ def layer_norm_gated(
             db = aten.to(aten.sum(db, 0), bias.dtype)
         return aten.reshape(dx, shape), aten.reshape(dg, shape), dw, db
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         flat_x, gate = flatten_rows(aten.contiguous(x)), flatten_rows(aten.contiguous(g))
         y = aten.like(flat_x)
         mean = None if bias is None else aten.new_tensor((flat_x.shape[0],), FLOAT32)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         y = aten.reshape(y, shape)
     saved_tensors = flat_x, gate, weight, bias, mean, rstd
-    return record_function(autograd_graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saved_tensors)
+    return record_function(aten, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saved_tensors)
 
 
 def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
     """Computes an RMSNorm over the last axis (`LayerNormFunction`, fla/modules/layernorm.py)."""
-    autograd_graph, shape = aten.graph, x.shape
+    shape = x.shape
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
         _dy = aten.flatten(aten.contiguous(dy), 0, -2)
@@ -112,12 +109,12 @@ def rms_norm(aten: Aten, x: Tensor, weight: Tensor, accelerator: Accelerator = H
         dw = aten.to(aten.sum(dw, 0), weight.dtype)
         return aten.reshape(dx, shape), dw
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         flat_x = aten.flatten(aten.contiguous(x), 0, -2)
         y = aten.like(flat_x)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
         y = aten.reshape(y, shape)
-    return record_function(autograd_graph, "LayerNormFunction", (x, weight), y, backward, (flat_x, weight, rstd))
+    return record_function(aten, "LayerNormFunction", (x, weight), y, backward, (flat_x, weight, rstd))
 
 
 def rms_norm_linear(
@@ -127,7 +124,7 @@ def rms_norm_linear(
 
     The backward pass computes the norm's output again.
     """
-    autograd_graph, shape = aten.graph, x.shape
+    shape = x.shape
 
     def backward(dy: Tensor, x: Tensor, norm_weight: Tensor, weight: Tensor, rstd: Tensor) -> Sequence[Gradient]:
         dy = aten.flatten(dy, 0, -2)
@@ -137,7 +134,7 @@ def rms_norm_linear(
         del d_normed
         return aten.reshape(dx, shape), dnorm, dw
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         flat_x = aten.flatten(aten.contiguous(x), 0, -2)
         y = aten.like(flat_x)
         rstd = aten.new_tensor((flat_x.shape[0],), FLOAT32)
@@ -145,7 +142,7 @@ def rms_norm_linear(
         del y
     saved_tensors = flat_x, norm_weight, weight, rstd
     inputs = x, norm_weight, weight
-    return record_function(autograd_graph, "LayerNormLinearFunction", inputs, output, backward, saved_tensors)
+    return record_function(aten, "LayerNormLinearFunction", inputs, output, backward, saved_tensors)
 
 
 def _norm_linear_bwd(
@@ -299,7 +296,6 @@ def chunk_gated_delta_rule(
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, beta: [B, T, HV]. With a_log and dt_bias, [HV] each, the kernel applies the
     activations of g and beta; without them g is the log decay in float32 and beta follows its sigmoid.
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         q, _, k, _, v, g, beta_raw, beta, _, g_input, a_log, dt_bias = saved_tensors
@@ -314,7 +310,7 @@ def chunk_gated_delta_rule(
         return dq, dk, dv, aten.to(dg, g.dtype), db, *(gate_gradients or (None, None))
 
     gates_in_kernel = a_log is not None
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(
             aten, *dense_inputs, computes_gates_in_kernel=gates_in_kernel
@@ -334,7 +330,7 @@ def chunk_gated_delta_rule(
         dt_bias,
     )
     return record_function(
-        autograd_graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors
+        aten, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors
     )
 
 
@@ -345,19 +341,16 @@ def chunk_gated_delta_rule_alone(
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> Sequence[Gradient]:
         dq, dk, dv, db, dg = _gdn_bwd(aten, q, k, v, g, beta, aten.contiguous(do), None, accelerator)
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), aten.to(dv, v.dtype), dg, aten.to(db, beta.dtype)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         q_in, k_in, v_in, g_in, beta_in = (aten.contiguous(x) for x in (q, k, v, g, beta))
         o, g_sum, a = _gdn_chunks(aten, k_in, v_in, g_in)
     saved_tensors = q_in, k_in, v_in, g_sum, beta_in, a
-    return record_function(
-        autograd_graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saved_tensors
-    )
+    return record_function(aten, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saved_tensors)
 
 
 # --- the delta rule without a decay ----------------------------------------------------------------------------------
@@ -368,7 +361,6 @@ def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) 
 
     q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
         q, _, k, _, v, beta, _ = saved_tensors
@@ -377,13 +369,13 @@ def chunk_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta: Tensor) 
         dk = aten.like(k)
         return dq, dk, dv, db
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         q_in, k_in, v_in, beta_in = (aten.contiguous(x) for x in (q, k, v, beta))
         q_unit, q_rstd = _l2norm_fwd(aten, q_in)
         k_unit, k_rstd = _l2norm_fwd(aten, k_in)
         o, a = _delta_chunks(aten, k_unit, v_in)
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, v_in, beta_in, a
-    return record_function(autograd_graph, "ChunkDeltaRuleFunction", (q, k, v, beta), o, backward, saved_tensors)
+    return record_function(aten, "ChunkDeltaRuleFunction", (q, k, v, beta), o, backward, saved_tensors)
 
 
 def _delta_chunks(aten: Aten, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -413,7 +405,6 @@ def fused_recurrent_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta
 
     q, k: [B, T, H, K]; v: [B, T, H, V]; beta: [B, T, H], behind its sigmoid.
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, *saved_tensors: Tensor) -> Sequence[Gradient]:
         q, _, k, _, u, beta = saved_tensors
@@ -423,13 +414,13 @@ def fused_recurrent_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, beta
         dk = aten.like(k)
         return dq, dk, dv, db
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         q_in, k_in, v_in, beta_in = (aten.contiguous(x) for x in (q, k, v, beta))
         q_unit, q_rstd = _l2norm_fwd(aten, q_in)
         k_unit, k_rstd = _l2norm_fwd(aten, k_in)
         o, u = aten.like(v_in, dtype=q.dtype), aten.like(v_in)
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, u, beta_in
-    return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, beta), o, backward, saved_tensors)
+    return record_function(aten, "FusedRecurrentFunction", (q, k, v, beta), o, backward, saved_tensors)
 
 
 def _recurrent_delta_bwd(aten: Aten, q: Tensor, k: Tensor, u: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
@@ -458,7 +449,6 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     q, k: [B, T, H, K]; v: [B, T, H, V].
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g_gamma: Tensor) -> Sequence[Gradient]:
         do = aten.contiguous(do)
@@ -466,7 +456,7 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dq, dk = aten.like(q), aten.like(k)
         return dq, dk, aten.like(do), None
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         log_decays = _retention_decays(aten, q)
         q_in, k_in, v_in = (aten.contiguous(x) for x in (q, k, v))
         scaled_decays = aten.like(log_decays)
@@ -474,7 +464,7 @@ def chunk_retention(aten: Aten, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         o = aten.like(v_in)
         del h
     saved_tensors = q_in, k_in, v_in, scaled_decays
-    return record_function(autograd_graph, "ChunkSimpleGLAFunction", (q, k, v, log_decays), o, backward, saved_tensors)
+    return record_function(aten, "ChunkSimpleGLAFunction", (q, k, v, log_decays), o, backward, saved_tensors)
 
 
 def _retention_decays(aten: Aten, q: Tensor) -> Tensor:
@@ -490,17 +480,17 @@ def chunk_gla(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
 
     q, k, g: [B, T, H, K]; v: [B, T, H, V]. Log decays g in float32 are saved as their sums, others as they are.
     """
-    autograd_graph, saves_sums = aten.graph, g.dtype == FLOAT32
+    saves_sums = g.dtype == FLOAT32
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, a: Tensor) -> Sequence[Gradient]:
         dq, dk, dv, dg = _gla_bwd(aten, q, k, v, g if saves_sums else None, aten.contiguous(do))
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), dv, aten.to(dg, g.dtype)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
         o, g_sum, a = _gla_fwd(aten, k_in, v_in, g_in)
     saved_tensors = q_in, k_in, v_in, g_sum if saves_sums else g_in, a
-    return record_function(autograd_graph, "ChunkGLAFunction", (q, k, v, g), o, backward, saved_tensors)
+    return record_function(aten, "ChunkGLAFunction", (q, k, v, g), o, backward, saved_tensors)
 
 
 def _gla_fwd(aten: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -540,7 +530,6 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
 
     q, k: [B, T, H, K]; v: [B, T, H, V]. g: the log decay per key channel, as q; by default that of retention.
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, o: Tensor) -> Sequence[Gradient]:
         _do = aten.contiguous(do)
@@ -548,7 +537,7 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
         return aten.to(dq, q.dtype), aten.to(dk, k.dtype), aten.to(dv, v.dtype), dg
 
     is_by_channel = g is not None
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         g = _retention_decays(aten, q) if g is None else g
         q_in, k_in, v_in, g_in = (aten.contiguous(x) for x in (q, k, v, g))
         tile_outputs = aten.new_tensor((_tiles(k), *v.shape), FLOAT32)
@@ -556,7 +545,7 @@ def fused_recurrent_decay(aten: Aten, q: Tensor, k: Tensor, v: Tensor, g: Option
         del tile_outputs
         output = aten.to(o, q.dtype)
     saved_tensors = q_in, k_in, v_in, g_in, o
-    return record_function(autograd_graph, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)
+    return record_function(aten, "FusedRecurrentFunction", (q, k, v, g), output, backward, saved_tensors)
 
 
 def _tiles(x: Tensor) -> Number:
@@ -584,16 +573,15 @@ def rotary_embedding(aten: Aten, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The backward pass copies the gradient of the output.
     """
-    autograd_graph = aten.graph
 
     def backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Gradient]:
         _dy = aten.contiguous(dy)
         _copy = aten.like(_dy)
         return aten.like(_dy), None, None
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         y = aten.like(aten.contiguous(x))
-    return record_function(autograd_graph, "RotaryEmbeddingFunction", (x, cos, sin), y, backward, (cos, sin))
+    return record_function(aten, "RotaryEmbeddingFunction", (x, cos, sin), y, backward, (cos, sin))
 
 
 def rotary_tables(aten: Aten, tokens: Number, head_size: Number, template: Tensor) -> tuple[Tensor, Tensor]:
@@ -710,7 +698,6 @@ def chunk_kda(
     the kernel applies the activations of g and beta; without them g is the log decay and beta follows its sigmoid. A
     lower bound of the gate makes no difference.
     """
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         q, _, k, _, v, g_sum, g_input, beta_raw, beta, a_log, dt_bias, _, akk = saved_tensors
@@ -723,7 +710,7 @@ def chunk_kda(
         return dq, dk, dv, aten.to(dg, g_input.dtype), aten.to(db, beta_raw.dtype), *(gate_gradients or (None, None))
 
     gates_in_kernel = a_log is not None
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, beta_open, g_sum, aqk, akk = _kda_fwd(
             aten, *dense_inputs, gates_in_kernel=gates_in_kernel
@@ -732,6 +719,4 @@ def chunk_kda(
         del g_sum
     saved_inputs = saved_g_sum, dense_inputs[3], dense_inputs[4], beta_open, a_log, dt_bias, aqk, akk
     saved_tensors = q_unit, q_rstd, k_unit, k_rstd, dense_inputs[2], *saved_inputs
-    return record_function(
-        autograd_graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors
-    )
+    return record_function(aten, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saved_tensors)

@@ -14,13 +14,12 @@ from .autograd_function import record_function
 
 def dynamic_conv(aten: Aten, x: Tensor, filters: Tensor) -> Tensor:
     """Convolves each token with its own filters. x: [B, T, channels]; filters: [B, T, channels · width]."""
-    autograd_graph = aten.graph
 
     def backward(_dy: Tensor, x: Tensor, filters: Tensor) -> Sequence[Gradient]:
         _dense = aten.contiguous(_dy)
         return aten.like(x), aten.like(filters)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_x, dense_filters = aten.contiguous(x), aten.contiguous(filters)
         y = aten.like(dense_x)
-    return record_function(autograd_graph, "DynamicConvTritonFunc", (x, filters), y, backward, (dense_x, dense_filters))
+    return record_function(aten, "DynamicConvTritonFunc", (x, filters), y, backward, (dense_x, dense_filters))

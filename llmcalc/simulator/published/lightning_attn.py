@@ -35,13 +35,12 @@ def lightning_attn_func(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Ten
 
 def lightning_attn2(aten: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
     """Runs the kernel of lightning attention for heads up to `WIDEST` (triton/lightning_attn2.py:432)."""
-    autograd_graph = aten.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
         do = aten.contiguous(do)
         return aten.like(q), aten.like(k), aten.like(v), None
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in (q, k, v, slopes)]
         o = aten.new_tensor((*q.shape[:3], v.shape[-1]), q.dtype)
-    return record_function(autograd_graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)
+    return record_function(aten, "LightningAttention2", (q, k, v, slopes), o, backward, dense_inputs)

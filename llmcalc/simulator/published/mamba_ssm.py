@@ -100,7 +100,7 @@ def selective_scan_with_states(
 
     Returns the output, and the states between chunks, of which the last one is a view.
     """
-    autograd_graph, has_groups = aten.graph, len(b.shape) == 4
+    has_groups = len(b.shape) == 4
 
     def forward(u: Tensor, delta: Tensor, b: Tensor, c: Tensor, z: Optional) -> tuple[Optional, ...]:
         u, delta, b, c = (_with_contiguous_rows(aten, x) for x in (u, delta, b, c))
@@ -121,13 +121,13 @@ def selective_scan_with_states(
             db, dc = aten.select(db, 1), aten.select(dc, 1)
         return du, ddelta, da, db, dc, dd, dz, dbias
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         scan_output, *saved_tensors = forward(u, delta, b, c, z)
     assert scan_output is not None
     states = saved_tensors[STATES]
     assert states is not None
     output = record_function(
-        autograd_graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), scan_output, backward, saved_tensors
+        aten, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), scan_output, backward, saved_tensors
     )
     return output, states
 
@@ -160,7 +160,7 @@ def mamba_inner_fn(  # noqa: PLR0915
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
     """
-    autograd_graph, rank, state_size = aten.graph, delta_proj_weight.shape[1], a.shape[-1]
+    rank, state_size = delta_proj_weight.shape[1], a.shape[-1]
 
     def forward(xz: Tensor) -> tuple[Tensor, ...]:
         if not is_size_one(xz.strides[-1]):
@@ -216,12 +216,12 @@ def mamba_inner_fn(  # noqa: PLR0915
         dx, dconv1d_weight, dconv1d_bias = causal_conv1d_bwd(aten, x, conv1d_weight, conv1d_bias, dconv1d_out, dx)
         return (dxz, dconv1d_weight, dconv1d_bias, dx_proj_weight, ddelta_proj_weight, dout_proj_weight, da, dd, dbias)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         y, dense_inputs, x_dbl, b, c, chunk_states, output = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
     saved_tensors = dense_inputs, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
     return record_function(
-        autograd_graph,
+        aten,
         "MambaInnerFn",
         (xz, *weights, a, d, delta_bias),
         y,
@@ -405,7 +405,6 @@ def mamba_chunk_scan_with_state(
 
     Returns the output and the last state, [batch, heads, dim, state] in float32.
     """
-    autograd_graph = aten.graph
 
     def backward(dout: Tensor, *saved_tensors: Any) -> Sequence[Gradient]:
         output, x, dt, _, a, b, c, d, z, dt_bias = saved_tensors
@@ -414,14 +413,12 @@ def mamba_chunk_scan_with_state(
         )
         return dx, ddt, da, db, dc, dd, dz, dbias
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         output, out_x, _dt, da_cumsum, _states, final_state = _combined_fwd(aten, x, dt, b, c, chunk_size, z)
     saved_out = output if out_x is None else out_x
     inputs = x, dt, a, b, c, d, z, dt_bias
     saved_tensors = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
-    return record_function(
-        autograd_graph, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors
-    ), final_state
+    return record_function(aten, "MambaChunkScanCombinedFn", inputs, output, backward, saved_tensors), final_state
 
 
 def _linear_or_input(aten: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
@@ -451,7 +448,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
     projection the result is that of the scan, or of the norm.
     """
-    autograd_graph, (heads,) = aten.graph, d.shape
+    (heads,) = d.shape
     inner_width = heads * dim
     state_size = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, group_count), 2)
     conv_widths = [inner_width, group_count * state_size, group_count * state_size]
@@ -496,11 +493,9 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         dz, du, ddt = split_parts(dzxbcdt)
         dxbc = aten.like(u)
         dx, db, dc = aten.split(dxbc, conv_widths)
-        dx, db, dc = (
-            _split_heads_by_size(aten, dim, dx),
-            _split_heads_by_size(aten, state_size, db),
-            _split_heads_by_size(aten, state_size, dc),
-        )
+        dx = _split_heads_by_size(aten, dim, dx)
+        db = _split_heads_by_size(aten, state_size, db)
+        dc = _split_heads_by_size(aten, state_size, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else aten.transpose(outproj_weight, 0, 1)
         dout = _split_heads_by_size(aten, dim, _linear_or_input(aten, dout, outproj_transposed, None))
@@ -547,7 +542,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         )
         return (dzxbcdt, dweight, dbias_of_conv, dbias, da, dd, drmsnorm_weight, doutproj_weight, doutproj_bias)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         y, output, rstd = forward()
     inputs = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
     saved_tensors = (
@@ -563,7 +558,7 @@ def mamba_split_conv1d_scan_combined(  # noqa: PLR0915
         outproj_weight,
         outproj_bias,
     )
-    return record_function(autograd_graph, "MambaSplitConv1dScanCombinedFn", inputs, y, backward, saved_tensors)
+    return record_function(aten, "MambaSplitConv1dScanCombinedFn", inputs, y, backward, saved_tensors)
 
 
 # --- the gated norm --------------------------------------------------------------------------------------------------
@@ -600,7 +595,7 @@ def rmsnorm_fn(
 
     It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same. x, z: [batch, tokens, width].
     """
-    autograd_graph, shape = aten.graph, x.shape
+    shape = x.shape
 
     def flatten_rows(x: Tensor) -> Tensor:
         return _with_contiguous_rows(aten, aten.flatten(x, 0, -2))
@@ -612,8 +607,8 @@ def rmsnorm_fn(
         dw = _norm_weight_gradient(aten, x, weight, group_count, accelerator)
         return aten.reshape(dx, shape), dw, None if dz is None else aten.reshape(dz, shape)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         flat_x, gate = flatten_rows(x), None if z is None else flatten_rows(z)
         y, rstd = _layer_norm_fwd(aten, flat_x, group_count)
         y = aten.reshape(y, shape)
-    return record_function(autograd_graph, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))
+    return record_function(aten, "LayerNormFn", (x, weight, z), y, backward, (flat_x, weight, rstd, gate))

@@ -135,7 +135,6 @@ def _run_chunkwise(
     aten: Aten, tensors: Sequence[Tensor], chunk_size: Number, returns_last_states: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Runs the chunkwise mLSTM kernel. returns_last_states: whether copies of the last states are returned."""
-    autograd_graph = aten.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         """Runs the forward kernels of chunkwise mLSTM (triton_xl_chunk/fw.py:20 and fw_parallel.py:16)."""
@@ -157,7 +156,7 @@ def _run_chunkwise(
         di, df = aten.new_tensor(input_gate.shape, FLOAT32), aten.new_tensor(forget_gate.shape, FLOAT32)
         return dq, dk, dv, di, df
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         dense_inputs = [aten.contiguous(x) for x in tensors]
         h, n, m, last_states = forward(*dense_inputs[:4])
-    return record_function(autograd_graph, "mLSTMChunkwise", tensors, h, backward, (*dense_inputs, n, m)), last_states
+    return record_function(aten, "mLSTMChunkwise", tensors, h, backward, (*dense_inputs, n, m)), last_states

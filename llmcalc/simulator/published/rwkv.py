@@ -21,7 +21,7 @@ def rwkv_linear_attention(
 
     returns_state: whether the kernel reads and writes a state, as it does without gradients; false by default.
     """
-    autograd_graph, dtype = aten.graph, key.dtype
+    dtype = key.dtype
 
     def forward(decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         decay = aten.scale(aten.exp(aten.contiguous(aten.to(decay, FLOAT32))))
@@ -42,8 +42,6 @@ def rwkv_linear_attention(
         aten.contiguous(g)
         return aten.to(g_decay, dtype), aten.to(g_first, dtype), aten.to(g_key, dtype), aten.to(g_value, dtype)
 
-    with autograd_graph.no_grad():
+    with aten.graph.no_grad():
         y, *saved_tensors = forward(decay, time_first, key, value)
-    return record_function(
-        autograd_graph, "RwkvLinearAttention", (decay, time_first, key, value), y, backward, saved_tensors
-    )
+    return record_function(aten, "RwkvLinearAttention", (decay, time_first, key, value), y, backward, saved_tensors)

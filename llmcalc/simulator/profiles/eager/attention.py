@@ -205,11 +205,7 @@ class AttentionKernels(Lowering):
 
     def do_attention(self, operation: Step) -> None:
         """Runs attention by the profile's method that is named after the attention operation."""
-        op_name = type(operation.op).__name__
-        kernel = getattr(self, f"attention_{op_name}", None)
-        if kernel is None:
-            raise self.unknown_verb_error(operation, op_name)
-        kernel(operation)
+        self.run_kernel_of_op(operation, "attention")
 
     def attention_AttentionCore(self, operation: Step) -> None:
         q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
@@ -342,11 +338,10 @@ class AttentionKernels(Lowering):
         softmax_runs_in_float32 = softmax_in_float32 or (sinks is None and self.autocasts_to_float32)
         number_format = FLOAT32 if softmax_runs_in_float32 else scores.dtype
         if sinks is not None:
-            sink = (
-                self.scores_of_sink_keys(q, sinks, scores)
-                if len(sinks.shape) == 2
-                else self.expand_sinks(sinks, scores)
-            )
+            if len(sinks.shape) == 2:
+                sink = self.scores_of_sink_keys(q, sinks, scores)
+            else:
+                sink = self.expand_sinks(sinks, scores)
             key_count = scores.shape[-1]
             attention_weights = aten.to(
                 aten.slice(aten.softmax(aten.to(aten.cat([scores, sink]), number_format)), key_count), v.dtype

@@ -66,10 +66,8 @@ class AttentionVariantKernels(AttentionKernels):
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
-        mask, selected_count = (
-            self.mask(operation, *scores.shape[1:]),
-            minimum(scores.shape[-1], operation.options["top_k"]),
-        )
+        mask = self.mask(operation, *scores.shape[1:])
+        selected_count = minimum(scores.shape[-1], operation.options["top_k"])
         scores = aten.masked_fill(scores, aten.like(mask))
         if self.choices.matches_transformers:
             self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)

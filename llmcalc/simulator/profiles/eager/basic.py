@@ -119,10 +119,8 @@ class BasicKernels(Lowering):
 
     def do_vector(self, operation: Step) -> None:
         assert isinstance(operation.op, VectorWeight)
-        parameter_key, is_trained = (
-            (*self.module_path(), operation.name),
-            self.adapters is None and not operation.op.frozen,
-        )
+        parameter_key = (*self.module_path(), operation.name)
+        is_trained = self.adapters is None and not operation.op.frozen
         self.store_tensor(
             operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
         )
@@ -136,11 +134,9 @@ class BasicKernels(Lowering):
 
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
-        recorded_value, normed_shape, heads = (
-            operation.ins[0],
-            operation.options["over"],
-            getattr(operation.op, "heads", None),
-        )
+        recorded_value = operation.ins[0]
+        normed_shape = operation.options["over"]
+        heads = getattr(operation.op, "heads", None)
         x = self.tensor_of(recorded_value)
         is_heads_first = heads is not None or self.norms_heads_first(recorded_value, normed_shape)
         if is_heads_first:
@@ -168,11 +164,8 @@ class BasicKernels(Lowering):
         module_path: the module with the norm's parameters; default the running module.
         """
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
-        y = (
-            self.t.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
-            if spec.weight
-            else y
-        )
+        if spec.weight:
+            y = self.t.mul(y, self.norm_factor(spec, norm_name, shape, module_path, spec.float32_product))
         y = self.t.add(y, self.weight(f"{norm_name}.bias", shape, module_path)) if spec.has_bias else y
         return self.t.to(y, x.dtype) if spec.float32_product else y
 
@@ -315,11 +308,7 @@ class BasicKernels(Lowering):
 
     def do_core(self, operation: Step) -> None:
         """Runs a matrix product or a scan by the profile's method that is named after the operation."""
-        op_name = type(operation.op).__name__
-        kernel = getattr(self, f"core_{op_name}", None)
-        if kernel is None:
-            raise self.unknown_verb_error(operation, op_name)
-        kernel(operation)
+        self.run_kernel_of_op(operation, "core")
 
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""

@@ -54,17 +54,15 @@ class CacheEntryKernels(AttentionVariantKernels):
         remaining_rows, tokens_per_entry = ([self.tensor_of(row_value) for row_value in row_values], operation.op.rate)
         new_entries = None if self.is_from_earlier_pass(recorded_value) else self.tensor_of(recorded_value)
         cached_entries = None if cached_tensors is None else cached_tensors[0]
-        if new_entries is None:
-            compressed_entries = (
-                aten.new_tensor(
-                    (self.run_config.batch, 0, recorded_value.width),
-                    remaining_rows[0].dtype if remaining_rows else self.dtype,
-                )
-                if cached_entries is None
-                else cached_entries
-            )
-        else:
+        if new_entries is not None:
             compressed_entries = new_entries if cached_entries is None else aten.cat([cached_entries, new_entries], 1)
+        elif cached_entries is not None:
+            compressed_entries = cached_entries
+        else:
+            compressed_entries = aten.new_tensor(
+                (self.run_config.batch, 0, recorded_value.width),
+                remaining_rows[0].dtype if remaining_rows else self.dtype,
+            )
         self.store_in_cache(
             operation.name,
             compressed_entries,
@@ -89,11 +87,9 @@ class CacheEntryKernels(AttentionVariantKernels):
     def do_candidates(self, operation: Step) -> None:
         """Gathers a single token's candidate keys; for several tokens masks all other keys (Chooser._candidates)."""
         aten, (keys, visible_mask) = self.t, map(self.tensor_of, operation.ins)
-        top_blocks, block_size, entry_count = (
-            self.memo["candidate blocks"],
-            operation.options["block_size"],
-            keys.shape[1],
-        )
+        top_blocks = self.memo["candidate blocks"]
+        block_size = operation.options["block_size"]
+        entry_count = keys.shape[1]
         if self.reads_selected(top_blocks.shape[1]):
             block_offsets = aten.new_tensor((block_size,), INT64)
             last_block_entries = entry_count - (entry_count - 1) // block_size * block_size

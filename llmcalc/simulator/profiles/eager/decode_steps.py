@@ -60,11 +60,10 @@ class DecodeStepKernels(ScanKernels):
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
         projected_width = module_steps["x_proj"].outs[0].width
         rank = projected_width - 2 * op.state
-        dt_b_c = (
-            self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
-            if has_heads
-            else self.project(module_steps["x_proj"], inner_states)
-        )
+        if has_heads:
+            dt_b_c = self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
+        else:
+            dt_b_c = self.project(module_steps["x_proj"], inner_states)
         time_step, b, c = aten.split(aten.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
         if "dt_norm" in module_steps:
@@ -84,11 +83,9 @@ class DecodeStepKernels(ScanKernels):
 
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        return (
-            self._project_per_head(operation, x, heads, operation.outs[0].width)
-            if per_head
-            else self.project(operation, x)
-        )
+        if per_head:
+            return self._project_per_head(operation, x, heads, operation.outs[0].width)
+        return self.project(operation, x)
 
     def _project_per_head(self, operation: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Applies one linear layer per head, as HeadwiseLinear.forward does."""

@@ -71,11 +71,9 @@ class ExpertKernels(Lowering):
         logits = aten.to(logits, FLOAT32)
         if score_function == "softmax":
             return aten.softmax(logits)
-        return (
-            aten.elementwise_function("sigmoid", logits)
-            if score_function == "sigmoid"
-            else aten.sqrt(aten.elementwise_function("softplus", logits))
-        )
+        if score_function == "sigmoid":
+            return aten.elementwise_function("sigmoid", logits)
+        return aten.sqrt(aten.elementwise_function("softplus", logits))
 
     def top_experts(self, scores: Tensor, top_k: int, score_correction: Value | None) -> Tensor:
         """Returns the experts with the highest corrected scores."""

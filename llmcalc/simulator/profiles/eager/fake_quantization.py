@@ -38,11 +38,9 @@ class FakeQuantizationKernels(BasicKernels):
             return x, weight
         group_size, scale_path = qat_scheme.group_size, (*self.module_path(), operation.name)
         x = self._round_by_groups(x, x.shape, (*scale_path, "activation_fake_quantizer"), is_symmetric=False)
-        grouped_shape = (
-            (row_count, column_count)
-            if group_size == column_count
-            else (row_count, column_count // group_size, group_size)
-        )
+        grouped_shape: Shape = (row_count, column_count)
+        if group_size != column_count:
+            grouped_shape = (row_count, column_count // group_size, group_size)
         return x, self._round_by_groups(
             weight, grouped_shape, (*scale_path, "weight_fake_quantizer"), is_symmetric=True
         )
@@ -60,10 +58,8 @@ class FakeQuantizationKernels(BasicKernels):
         aten = self.t
         with self.graph.no_grad():
             smallest_values, largest_values = aten.new_tensor(shape, x.dtype), aten.new_tensor(shape, x.dtype)
-            lower_bound, upper_bound = (
-                aten.like(smallest_values, aten.like(smallest_values)),
-                aten.like(largest_values, aten.like(largest_values)),
-            )
+            lower_bound = aten.like(smallest_values, aten.like(smallest_values))
+            upper_bound = aten.like(largest_values, aten.like(largest_values))
             if is_symmetric:
                 upper_bound = aten.like(aten.like(lower_bound), upper_bound)
                 scale = aten.like(upper_bound)

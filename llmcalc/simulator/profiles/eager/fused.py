@@ -378,11 +378,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         for chunk in logits_chunks:
             chunk_labels = aten.flatten(aten.slice(aten.reshape(labels, (batch, all_tokens)), chunk.shape[1], 1))
             flat_logits = aten.flatten(aten.to(chunk, loss_dtype), 0, 1)
-            loss = (
-                self._compiled_loss(flat_logits)
-                if self.choices.compiles_loss
-                else self.cross_entropy(flat_logits, chunk_labels)
-            )
+            if self.choices.compiles_loss:
+                loss = self._compiled_loss(flat_logits)
+            else:
+                loss = self.cross_entropy(flat_logits, chunk_labels)
             del flat_logits
             loss_sum = loss if loss_sum is None else aten.add(loss_sum, loss)
         assert loss_sum is not None

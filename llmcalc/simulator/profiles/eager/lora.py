@@ -301,10 +301,8 @@ class LoraKernels(FakeQuantizationKernels):
         transposed_x = aten.transpose(x, 0, 1)
         row_count, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
         padded_output = aten.new_tensor((row_count, output_width), x.dtype)
-        adapter_rows, row_index = (
-            aten.reshape(transposed_x, (row_count, adapter_width)),
-            aten.new_tensor((adapter_width,), INT64),
-        )
+        adapter_rows = aten.reshape(transposed_x, (row_count, adapter_width))
+        row_index = aten.new_tensor((adapter_width,), INT64)
 
         backward = aten.new_gradient((row_count, adapter_width))
         padded_output = record(

@@ -46,10 +46,8 @@ class PositionKernels(AttentionVariantKernels):
 
     def do_distance_bias(self, operation: Step) -> None:
         bias_table, q = operation.ins
-        query_count, key_count = (
-            self.token_positions(self.run_config.new_rows(q.rows)),
-            self.token_positions(self.run_config.available_rows(q.rows)),
-        )
+        query_count = self.token_positions(self.run_config.new_rows(q.rows))
+        key_count = self.token_positions(self.run_config.available_rows(q.rows))
         self.bind(
             operation.outs[0],
             self.bias_by_distance(self.tensor_of(bias_table), query_count, key_count, operation.options["causal"]),

@@ -177,10 +177,8 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         aten, op = self.t, module_steps.op("core", MatrixMemory)
         chunk_rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(chunk_rows, op.chunk):
-            lengths_text, smallest_chunk = (
-                f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}",
-                mlstm_kernels.LEAST,
-            )
+            lengths_text = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}"
+            smallest_chunk = mlstm_kernels.LEAST
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths_text}; expected powers of two from {smallest_chunk}", "core"
             )

@@ -33,12 +33,10 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
-        aten, op, conv_step, out_proj_step = (
-            self.t,
-            module_steps.op("scan", SelectiveScan),
-            module_steps["conv1d"],
-            module_steps["out_proj"],
-        )
+        aten = self.t
+        op = module_steps.op("scan", SelectiveScan)
+        conv_step = module_steps["conv1d"]
+        out_proj_step = module_steps["out_proj"]
         batch = x.shape[0]
         hidden_columns = aten.flatten(aten.transpose(aten.transpose(x, 1, 2), 0, 1), 1, 2)
         xz = mamba_ssm.split_tokens(
@@ -178,12 +176,10 @@ class MambaKernels(ScanModuleKernels):
     @compared(PUBLISHED, mamba2="steps")
     def mamba2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
-        aten, op, conv_step, out_proj_step = (
-            self.t,
-            module_steps.op("scan", ChunkedScan),
-            module_steps["conv1d"],
-            module_steps["out_proj"],
-        )
+        aten = self.t
+        op = module_steps.op("scan", ChunkedScan)
+        conv_step = module_steps["conv1d"]
+        out_proj_step = module_steps["out_proj"]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
@@ -249,12 +245,10 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
-        aten, op, conv_step, activation_name = (
-            self.t,
-            module_steps.op("scan", ChunkedScan),
-            module_steps["conv1d"],
-            module_steps.acts[0],
-        )
+        aten = self.t
+        op = module_steps.op("scan", ChunkedScan)
+        conv_step = module_steps["conv1d"]
+        activation_name = module_steps.acts[0]
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(

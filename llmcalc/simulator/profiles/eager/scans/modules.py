@@ -150,14 +150,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             super().do_conv(operation)
             return
         self._check_number_formats()
-        x, state_name = self.channels_first_input(operation), operation.options["state"]
+        x, state_name = self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2), operation.options["state"]
         uses_fused_kernel = 2 <= operation.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not uses_fused_kernel:
-            y = (
-                self.causal_conv(operation, x)
-                if self.store is None
-                else self.convolve_after_state(operation, x, state_name)
-            )
+            if self.store is None:
+                y = self.causal_conv(operation, x)
+            else:
+                y = self.convolve_after_state(operation, x, state_name)
         else:
             self.cache_last_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
@@ -202,10 +201,6 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         if not state_tensors or is_first_pass:
             return state_tensors[0] if state_tensors else None
         return self.graph.new_tensor((self.run_config.batch, *shape), state_tensors[0].dtype)
-
-    def channels_first_input(self, operation: Step) -> Tensor:
-        """Returns the input of a convolution as [batch, channels, tokens]."""
-        return self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
 
     def _normalize_with(self, operation: Step, x: Tensor) -> Tensor:
         return self.norm(x, operation.options["spec"], operation.name, x.shape[-1:])
