@@ -268,7 +268,6 @@ def report(
 
     warnings = too_long_notes(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
     timed_nodes = timed_run.nodes(by_node or 2)
-    answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
         *timed_run.engine_notes,
@@ -290,7 +289,7 @@ def report(
         list(_time_part_rows(timed_run)),
         _run_text(timed_run),
         notes,
-        answer_text,
+        _answer_text(timed_run, measured_run is not None),
         name="parts",
         second_list=("bounds", BOUND_COLUMN),
     )
@@ -302,6 +301,17 @@ def report(
     return Report(
         json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_note_lines=True
     ).with_target(preset.target)
+
+
+def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
+    """Writes the time of a pass. Of a run that does not fit and was not measured, that is the least with some layers on
+    the host where its software leaves them there, else the time on a device with more memory."""
+    subject = SUBJECTS[timed_run.phase]
+    if timed_run.fits or is_measured:
+        return f"{subject} takes {range_text(timed_run.range)}"
+    if timed_run.stack.splits_to_host and timed_run.phase == "decode":
+        return f"{subject} takes {duration_text(_seconds_with_host(timed_run))} or more, with layers on the host"
+    return f"it does not fit; with enough memory {subject} takes {range_text(timed_run.range)}"
 
 
 def _run_text(timed_run: TimedRun) -> str:
@@ -416,12 +426,12 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
         if timed_run.stack.splits_to_host:
-            size_note = f"weights and cache {sizes_text}: layers that do not fit run on the host, which is not timed"
+            size_note = (
+                f"weights and cache {sizes_text}: layers that do not fit run on the host; the table has all layers on "
+                "the accelerator"
+            )
             if timed_run.phase == "decode":
-                size_note += (
-                    f": {duration_text(_seconds_with_host(timed_run))} or more a token, where the host "
-                    f"reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
-                )
+                size_note += f", the first line a host that reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
     elif timed_run.chosen_options:
         undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
@@ -436,7 +446,7 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
     else:
         size_note = f"{training_text}: they do not fit; more --tp, --pp or --fsdp divides them"
     return [
-        *([size_note] if resident_bytes > capacity and not timed_run.chosen_options else []),
+        *([] if timed_run.fits else [size_note]),
         *lines,
         *([size_note] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),

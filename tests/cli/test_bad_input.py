@@ -288,7 +288,10 @@ USAGE = {
     "plan llama3-8b --hardware h100 --launch run.sh": "expected --global-batch N and the run's other settings "
     "(llmcalc memory and llmcalc time take --launch FILE)",
     "memory llama3-8b --engine vllm --hardware h100 --context 8k": "no such flag. Did you mean --max-model-len?",
-    "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag. Did you mean --hardware?",
+    "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag; expected --hardware",
+    "fit llama3-8b --engine vllm --gpu h100": "--gpu: vLLM has no such flag; expected --hardware",
+    "fit llama3-8b --engine llama.cpp --context 8k": "--context: llama.cpp has no such flag; expected --seq",
+    "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",
     "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",
     "serve llama3-8b --hardware h100": "missing option --input (tokens of each request), such as --input 1000",
     "memory gpt2 --dtype int4 --quantize nf4": "with --quantize nf4 this is the format of the tensors that stay",
