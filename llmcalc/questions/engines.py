@@ -408,11 +408,11 @@ def _fewest_devices(
     """Returns the layout with the fewest devices that holds all users, else the largest layout; None if impossible.
 
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users; the first of
-    them leaves nothing on the host, and is sought on more devices if their number is stated.
+    them leaves nothing on the host. If the number of devices is stated, all may be used so that nothing is there.
     """
     layouts = engine.layouts(engine.server(preset, hardware, version, engine_flags), devices or MOST_DEVICES)
     tried_options: list[EngineOption] = []
-    first_serving_options: list[EngineOption] = []
+    last_serving_options: list[EngineOption] = []
     for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
         options = []
         for layout_flags, engine_memory in layouts_of_number:
@@ -424,8 +424,8 @@ def _fewest_devices(
         if serving_options and (options[0].serves or devices is None):
             return serving_options
         tried_options += options
-        first_serving_options = first_serving_options or serving_options
+        last_serving_options = serving_options or last_serving_options
     return (
-        first_serving_options
+        last_serving_options
         or sorted(tried_options, key=lambda option: (option.memory.devices, option.memory.max_concurrency))[-1:]
     )
