@@ -270,9 +270,10 @@ def report(
     timed_nodes = timed_run.nodes(by_node or 2)
     notes = [
         *warnings,
+        *([] if timed_run.fits else [_size_note(timed_run)]),
+        test_errors_text(timed_run.range, timed_run.stack.title),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
-        test_errors_text(timed_run.range, timed_run.stack.title),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
         *unpriced_notes(timed_run.unpriced),
         *_host_notes(timed_run),
@@ -320,10 +321,10 @@ def _run_text(timed_run: TimedRun) -> str:
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     tokens = {
-        "training": f"training of {sequences_text} of {timed_run.seq:,} tokens",
-        "prefill": f"prompts of {sequences_text} of {timed_run.seq:,} tokens"
+        "training": f"training of {sequences_text} of {plural(timed_run.seq, 'token')}",
+        "prefill": f"prompts of {sequences_text} of {plural(timed_run.seq, 'token')}"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
-        "decode": f"decoding of {sequences_text} after {timed_run.context:,} tokens",
+        "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     return f"{tokens} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
@@ -413,13 +414,8 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
     return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
 
 
-def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
-    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
-    rule_texts = [
-        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
-        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
-        if rule_seconds is not None
-    ]
+def _size_note(timed_run: TimedRun) -> str:
+    """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
@@ -445,10 +441,19 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
             )
     else:
         size_note = f"{training_text}: they do not fit; more --tp, --pp or --fsdp divides them"
+    return size_note
+
+
+def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
+    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
+    rule_texts = [
+        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
+        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
+        if rule_seconds is not None
+    ]
     return [
-        *([] if timed_run.fits else [size_note]),
         *lines,
-        *([size_note] if timed_run.chosen_options else []),
+        *([_size_note(timed_run)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",

@@ -309,6 +309,7 @@ USAGE = {
     "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
     "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
     "memory llama3-8b --phase training --fsdp --hardware h100": "--fsdp: expects a value before --hardware",
+    "explain llama3-8b kv": "the model has no node 'kv'. It is a quantity of every node: --quantity kv",
     "check compose.yml": "is read as CHECKPOINT (a launch file: llmcalc memory --launch compose.yml); expected",
     "check llama3-8b": "missing argument TARGET: 'llama3-8b' is read as CHECKPOINT; expected TARGET after it",
     "params /dev/stdin": "/dev/stdin: a pipe is no file of a model; expected -, and the text on standard input",
