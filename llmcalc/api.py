@@ -880,7 +880,7 @@ def verify(
     return verify_question.answer(model_names() if all else models, parsed_options.read_model)
 
 
-def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswer:
+def check(checkpoint: str | Path, model: Model | None = None, **options: Any) -> ReportedAnswer:
     """Compares the tensors of a checkpoint with a model: `.result` has the missing, extra and misshapen tensors.
 
     checkpoint: a file, a folder or a hub id; only its header is read. options: `set`, `head`, `allow_unknown`.
@@ -889,7 +889,7 @@ def check(checkpoint: str | Path, model: Model, **options: Any) -> ReportedAnswe
 
     parsed_options = sort_options(options, check)
     checkpoint_path = validate_path("CHECKPOINT", checkpoint)
-    preset = parsed_options.read_model(model)
+    preset = parsed_options.read_model(require_model(model, f"; {shown(checkpoint)} is the checkpoint"))
     return ask_check(preset, checkpoint_path, read_checkpoint_header(checkpoint_path))
 
 

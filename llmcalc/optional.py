@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .errors import InputError, shown
+
 
 class OptionalPart(NamedTuple):
     """A part of a model that totals leave out by default.
@@ -40,6 +42,9 @@ WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not p
 
 
 def included_part_names(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
-    """Returns the names of the optional parts that a total includes."""
+    """Returns the names of the optional parts that a total includes. Raises `InputError` for other values."""
     is_requested = {MTP: with_mtp, TOWERS: with_towers}
+    for part, is_included in is_requested.items():
+        if not isinstance(is_included, bool):
+            raise InputError(f"{part.option}: {shown(is_included)} is not a truth value; expected true or false")
     return frozenset(part.name for part, is_included in is_requested.items() if is_included)

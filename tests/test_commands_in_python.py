@@ -383,6 +383,11 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.flops("gpt2", users=2, batch=2), "--users: it is another name of --batch"),
     (lambda: llmcalc.flops("gpt2", users=2, phase="training"), "--users: training has no users"),
     (lambda: llmcalc.time("gpt2", "h100", server="yes"), "--server: 'yes' is not a truth value"),  # type: ignore[arg-type]
+    (lambda: llmcalc.params("gpt2", with_mtp="no"), "--with-mtp: 'no' is not a truth value"),  # type: ignore[arg-type]
+    (
+        lambda: llmcalc.check("gpt2"),
+        "model: missing; expected a preset's name, a path or a config; 'gpt2' is the",
+    ),
     (lambda: llmcalc.time("no model", "h100", nic=0), "--nic: 0; expected GB/s"),  # before the model is read
     (lambda: llmcalc.serve("no model", "h100", 1, 1, acceptance=1), "--acceptance: 1; expected a chance below 1"),
     (lambda: llmcalc.cost("no model", "h100", step="1 day"), "--step: '1 day'; expected a duration"),

@@ -62,15 +62,22 @@ class EngineCommand(Command):
         if engine_texts:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
+            from ..questions.other_names import OTHER_NAMES, llmcalc_spelling
 
             engine, _ = engine_and_version(engine_texts[0])
+            options = self._llmcalc_options(ctx)
+            typed_names = [argument.partition("=")[0] for argument in args]
+            llmcalc_names = {name: llmcalc_spelling(name, OTHER_NAMES, options) for name in typed_names}
             remaining_arguments, flag_values = split_arguments(
                 engine.title,
                 engine.known_flags(),
                 args,
-                self._llmcalc_options(ctx),
+                options,
                 engine.flags_by_option,
-                other_ways=engine.alternatives_by_option,
+                other_ways={
+                    **{typed: name for typed, name in llmcalc_names.items() if name},
+                    **engine.alternatives_by_option,
+                },
             )
             self._refuse_idle_short_flags(ctx, engine, args)
             args = remaining_arguments

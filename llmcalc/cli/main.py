@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -263,15 +264,22 @@ def _word_read_as_another_argument(context: Any, missing_name: str) -> str:
     for argument in context.command.params:
         typed_word = context.params.get(argument.name)
         if argument.param_type_name == "argument" and isinstance(typed_word, str):
-            return f": '{typed_word}' is read as {argument.metavar}; expected {missing_name} after it"
+            is_launch_file = typed_word.lower().endswith((".yaml", ".yml", ".sh", ".py"))
+            launch_hint = f" (a launch file: llmcalc memory --launch {typed_word})" if is_launch_file else ""
+            return f": '{typed_word}' is read as {argument.metavar}{launch_hint}; expected {missing_name} after it"
     return ""
 
 
-def _accepted_in_place_of(extra_words: str) -> str:
+def _accepted_in_place_of(extra_words: str, context: Any) -> str:
     """Returns what a command takes in place of words beyond its arguments, for an error message."""
+    from ..sources.hardware import find_hardware
+
     extra_word = extra_words.split(maxsplit=1)[0]
     if extra_word.lower() in ("gb", "gib"):
         return "a size and its unit as one word, such as 24GiB"
+    if "--hardware" in _option_names(context.command) and not extra_word.endswith(".toml"):
+        with suppress(InputError):
+            return f"one accelerator as --hardware {find_hardware(extra_words).name}"
     return "one model; llmcalc compare takes several" if _is_model_name(extra_word) else "no further argument"
 
 
@@ -306,7 +314,9 @@ def _usage_message(usage_error: Any) -> str:
             )
             message = f"No such option: {typed_option}; {advice}"
         elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-            message = f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1])}"
+            message = (
+                f"'{extra_words[1]}': {context.command_path} takes {_accepted_in_place_of(extra_words[1], context)}"
+            )
     if parameter is None:
         return f"{message}{help_hint}"
     from .options import typed_name

@@ -94,7 +94,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
         return None
     settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
     decoding_run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
-    return decoding_run if decoding_run.resident_bytes <= hardware.capacity_bytes else None
+    return decoding_run if decoding_run.fits else None
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -312,13 +313,13 @@ def ask_engine_fit(
     def flags_on_hardware(hardware: Hardware) -> dict[str, Any]:
         return engine_flags if receipt is None else receipt.with_receipt(engine_flags, hardware)
 
-    preset, max_devices = engine_question.preset, devices or MOST_DEVICES
+    preset = engine_question.preset
     options: list[EngineOption] = []
     accelerators = map(load_hardware, COMMON_HARDWARE) if named_hardware is None else [named_hardware]
     for hardware in filter(engine.runs_on, accelerators):
         flags = flags_on_hardware(hardware)
         try:
-            options += _fewest_devices(preset, engine, version, hardware, flags, user_count, max_devices)
+            options += _fewest_devices(preset, engine, version, hardware, flags, user_count, devices)
         except MissingKernels:
             if named_hardware is not None:
                 raise
@@ -402,24 +403,29 @@ def _fewest_devices(
     hardware: Hardware,
     engine_flags: Mapping[str, Any],
     users: int,
-    max_devices: int,
+    devices: int | None,
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest layout; None if impossible.
 
-    Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
+    Of an engine that shows alternatives, those are all layouts of that many devices that hold all users; the first of
+    them leaves nothing on the host. If the number of devices is stated, all may be used so that nothing is there.
     """
-    serving_options: list[EngineOption] = []
+    layouts = engine.layouts(engine.server(preset, hardware, version, engine_flags), devices or MOST_DEVICES)
     tried_options: list[EngineOption] = []
-    for layout_flags, engine_memory in engine.layouts(
-        engine.server(preset, hardware, version, engine_flags), max_devices
-    ):
-        if serving_options and engine_memory.devices > serving_options[0].memory.devices:
-            break
-        tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.has_room_for(users)))
-        serving_options += tried_options[-1:] if tried_options[-1].serves else []
-        if serving_options and not engine.shows_alternatives:
-            break
+    last_serving_options: list[EngineOption] = []
+    for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
+        options = []
+        for layout_flags, engine_memory in layouts_of_number:
+            serves = engine_memory.has_room_for(users)
+            options.append(EngineOption(hardware, layout_flags, engine_memory, serves))
+            if serves and not engine.shows_alternatives:
+                return options[-1:]
+        serving_options = [option for option in options if option.serves]
+        if serving_options and (options[0].serves or devices is None):
+            return serving_options
+        tried_options += options
+        last_serving_options = serving_options or last_serving_options
     return (
-        serving_options
+        last_serving_options
         or sorted(tried_options, key=lambda option: (option.memory.devices, option.memory.max_concurrency))[-1:]
     )

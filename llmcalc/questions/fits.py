@@ -106,7 +106,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
     from ..studies.decoding import has_gguf_weights
     from ..studies.fit import changes_with_more_devices, fit, shorter_narrow_runs, with_decoding_seconds
     from ..studies.fit_options import fitting_changes_on_several_devices, hardware_options
-    from .usual_engines import ServedUsers, UsualEngine, gguf_fit
+    from .usual_engines import ServedUsers, UsualEngine, gguf_fit, gguf_option
 
     preset, layout = run_question.preset, run_question.layout
     usual_engine = UsualEngine.of_run(preset, run_memory, hardware)
@@ -121,7 +121,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
         run_question.accelerators,
         layout,
         run_question.cuda_runtime_on,
-        partial(gguf_fit, preset, run_memory),
+        partial(gguf_option, preset, run_memory),
     )
     if fit_answer.fit.verdict == "no":
         sufficient_changes = [change for change in fit_answer.changes if change.fit.verdict != "no"]
@@ -130,7 +130,7 @@ def _fit_on_one_device(run_question: RunQuestion, run_memory: Memory, hardware: 
             device_options,
             layout,
             run_question.cuda_runtime_on,
-            changes_with_more_devices(run_memory, hardware, sufficient_changes),
+            [] if fit_answer.engine_title else changes_with_more_devices(run_memory, hardware, sufficient_changes),
         )
         insufficient_changes = fit_answer.changes[len(sufficient_changes) :]
         shorter_runs = (
@@ -151,8 +151,10 @@ def _fit_replicas(run_question: RunQuestion, run_memory: Memory, hardware: Hardw
     """Finds the best replicas of inference on many devices, and the fewest devices."""
     from ..reports.fit import serving_report
     from ..studies.fit_serving import fit_serving
+    from .usual_engines import gguf_replicas
 
-    serving_answer = fit_serving(run_memory, hardware, run_question.layout)
+    serving_answer = gguf_replicas(run_question.preset, run_memory, hardware, run_question.layout)
+    serving_answer = serving_answer or fit_serving(run_memory, hardware, run_question.layout)
     return ReportedAnswer(
         serving_answer,
         lambda: serving_report(run_question.preset, serving_answer),
@@ -165,11 +167,13 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..reports.fit import options_report
     from ..sources.hardware import COMMON_HARDWARE, load_hardware
     from ..studies.fit_options import hardware_options
-    from .usual_engines import gguf_fit
+    from .usual_engines import gguf_option
 
-    engine_fit = partial(gguf_fit, run_question.preset, run_memory)
+    engine_option = partial(gguf_option, run_question.preset, run_memory)
     accelerators = map(load_hardware, COMMON_HARDWARE)
-    options = hardware_options(run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, engine_fit)
+    options = hardware_options(
+        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, engine_option
+    )
     return ReportedAnswer(
         options, lambda: options_report(run_question.preset, run_memory, options), options[0].fit.verdict != "no"
     )

@@ -14,8 +14,12 @@ from ..frameworks.engines.engine import NEWEST, Engine, EngineMemory
 from ..frameworks.engines.flags import read_flag_values
 from ..frameworks.engines.rank import MissingKernels
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..parallel.divisors import divisors
+from ..parallel.layout import Layout
+from ..parallel.layout_request import LayoutRequest
+from ..parallel.search import even_stage_sizes
 from ..sources.preset import Preset
-from ..studies.decoding import has_gguf_weights, usual_stack
+from ..studies.decoding import has_gguf_weights, time_decoded_token, usual_stack
 from ..studies.fit import (
     MOST_BATCH,
     MOST_SEQ,
@@ -25,7 +29,12 @@ from ..studies.fit import (
     largest_fitting_number,
     single_setting_changes,
 )
+from ..studies.fit_options import WHOLE_COMPUTERS, HardwareOption
+from ..studies.fit_serving import ReplicaFit, ServingFitAnswer
 from ..units import DTYPE_BITS
+
+MOST_SPLIT_DEVICES = 16
+"""Largest number of accelerators among which an engine divides layers: GGML_CUDA_MAX_DEVICES of ggml-cuda.h."""
 
 FORMATS = "dtype", "kv_dtype", "quantize"
 """Settings that name the format of weights and cache."""
@@ -48,6 +57,7 @@ class UsualEngine:
     """The engine with which people run a model on an accelerator. seq: tokens of each request.
 
     options: options of llmcalc that name the format of weights and cache, by their Python names.
+    devices: accelerators among which the engine divides the layers; default 1.
     """
 
     preset: Preset
@@ -55,6 +65,7 @@ class UsualEngine:
     hardware: Hardware
     seq: int
     options: Mapping[str, Any]
+    devices: int = 1
 
     @classmethod
     def of_run(cls, preset: Preset, memory: Memory, hardware: Hardware) -> UsualEngine | None:
@@ -91,6 +102,8 @@ class UsualEngine:
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"n_gpu_layers": "all", "fit": "off"}
+        if self.devices > 1:
+            engine_flags |= {"tensor_split": ",".join(["1"] * self.devices)}
         engine_flags = self.record.flags_for_users(self.preset, engine_flags, users, self.seq)
         _, version = engine_and_version(self.record.name)
         return self.record.server(self.preset, self.hardware, version, engine_flags)
@@ -120,6 +133,11 @@ class UsualEngine:
 
         None for an engine that fills a budget, and where its memory is not known.
         """
+        bytes_by_device = self._bytes_by_device(users)
+        return None if bytes_by_device is None else max(bytes_by_device, default=0)
+
+    def _bytes_by_device(self, users: int) -> list[int] | None:
+        """Returns the bytes of each device, as `device_bytes` has those of one."""
         if not self.record.shows_alternatives:
             return None
         try:
@@ -127,11 +145,11 @@ class UsualEngine:
             memory_terms = self.record.memory(server).terms
         except InputError:
             return None
-        largest_bytes = max(
-            (sum(term.bytes for term in memory_terms if term.device == device) for device in server.devices),
-            default=0,
-        )
-        return int(largest_bytes + self.hardware.capacity_bytes - server.free_bytes)
+        used_bytes = self.hardware.capacity_bytes - server.free_bytes
+        return [
+            int(sum(term.bytes for term in memory_terms if term.device == device) + used_bytes)
+            for device in server.devices
+        ]
 
     def change_to_engine(self, users: int) -> SettingChange | None:
         """Returns the change of a run from torch's kernels to this engine, which reads prompts in chunks.
@@ -166,6 +184,77 @@ class UsualEngine:
         memory_changes.sort(key=lambda memory_change: memory_change.fit.verdict == "no")
         return FitAnswer(run_memory, memory_fit, batch, seq, tuple(memory_changes), engine_title=self.record.title)
 
+    def fit_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> ServingFitAnswer | None:
+        """Returns whether replicas fit, each with its layers divided among accelerators; None if bytes are unknown.
+
+        layout_request: `devices` accelerators, in replicas of `pp` each or of any number.
+        """
+        devices, layer_count = layout_request.devices, _layer_count(run_memory)
+        assert devices is not None
+        layouts = [
+            _split_layout(layer_count, split_devices, devices // split_devices)
+            for split_devices in divisors(devices, min(MOST_SPLIT_DEVICES, layer_count))
+            if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
+        ]
+        replicas = [replica for replica in (self._replica(run_memory, layout) for layout in layouts) if replica]
+        if not layouts or len(replicas) < len(layouts):
+            return None
+        fitting_replicas = [replica for replica in replicas if replica.fit.verdict != "no"]
+        best_replica = (
+            fitting_replicas[0] if fitting_replicas else min(replicas, key=lambda replica: replica.fit.needed_bytes)
+        )
+        best_engine = replace(self, devices=best_replica.layout.pp)
+        largest_run = best_engine.fit_with_engine_buffers(run_memory)
+        if largest_run is None:
+            return None
+        fewest_layout: Layout | None = best_replica.layout
+        if not fitting_replicas:
+            larger_option = self.fewest_devices(run_memory, best_replica.layout.pp + 1)
+            fewest_layout = None if larger_option is None else larger_option.layout
+            if larger_option is not None:
+                device_change = SettingChange(larger_option.command_options, larger_option.fit)
+                largest_run = replace(largest_run, changes=(device_change, *largest_run.changes))
+        return ServingFitAnswer(
+            run_memory,
+            tuple(replicas),
+            best_replica,
+            None if fewest_layout is None else fewest_layout.replica_devices,
+            fewest_layout,
+            largest_run,
+        )
+
+    def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
+        """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
+
+        The fewest on which they fit tightly if they do not fit well on more; None if they fit on none.
+        """
+        most_devices = min(MOST_SPLIT_DEVICES, _layer_count(run_memory))
+        if self.hardware.vendor in WHOLE_COMPUTERS or self.hardware.is_of_laptops:
+            most_devices = 1
+        tight_option = None
+        for devices in range(least_devices, most_devices + 1):
+            needed_bytes = replace(self, devices=devices).device_bytes(int(run_memory.states.workload.batch))
+            if needed_bytes is None:
+                return None
+            memory_fit = MemoryFit(self.hardware, needed_bytes)
+            layout = None if devices == 1 else LayoutRequest(devices=devices, pp=devices).layout()
+            option = HardwareOption(devices, layout, memory_fit)
+            if memory_fit.verdict == "fits":
+                return option
+            tight_option = tight_option or (option if memory_fit.verdict == "tight" else None)
+        return tight_option
+
+    def _replica(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
+        """Returns a layout with the device that needs most, and the time of a token; None if bytes are unknown."""
+        split_engine = replace(self, devices=layout.pp)
+        bytes_by_device = split_engine._bytes_by_device(int(run_memory.states.workload.batch))
+        if not bytes_by_device:
+            return None
+        fullest_device = bytes_by_device.index(max(bytes_by_device))
+        memory_fit = MemoryFit(self.hardware, bytes_by_device[fullest_device])
+        decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
+        return ReplicaFit(layout, layout.rank(pp=fullest_device), memory_fit, decoding)
+
     def _largest_fitting_users(
         self, bytes_for_users: Callable[[int], int | None], user_count: int, maximum: int
     ) -> int:
@@ -179,6 +268,33 @@ class UsualEngine:
         return largest_fitting_number(needed_bytes, self.hardware.capacity_bytes, user_count, maximum)
 
 
+def _layer_count(run_memory: Memory) -> int:
+    return sum(stack.num_hidden_layers for _, stack in run_memory.spec.stacks())
+
+
+def _split_layout(layer_count: int, split_devices: int, replicas: int) -> Layout:
+    """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
+    stage_sizes = None if layer_count % split_devices == 0 else even_stage_sizes(layer_count, split_devices)
+    return LayoutRequest(
+        devices=split_devices * replicas, tp=1, pp=split_devices, dp=replicas, pp_layout=stage_sizes
+    ).layout()
+
+
+def gguf_replicas(
+    preset: Preset, run_memory: Memory, hardware: Hardware, layout_request: LayoutRequest
+) -> ServingFitAnswer | None:
+    """Returns whether replicas of a GGUF file's weights fit, by the buffers of llama.cpp.
+
+    None for other weights, for options that divide more than layers, and where the engine does not run or its buffers
+    are not known.
+    """
+    divides_layers = replace(layout_request, pp=None, dp=None).is_undivided and layout_request.framework is None
+    if not has_gguf_weights(run_memory) or not divides_layers or hardware.vendor in WHOLE_COMPUTERS:
+        return None
+    engine = UsualEngine.of_run(preset, run_memory, hardware)
+    return None if engine is None else engine.fit_replicas(run_memory, layout_request)
+
+
 def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFit | None:
     """Returns whether a run of a GGUF file's weights fits on one accelerator, by the buffers of llama.cpp.
 
@@ -187,6 +303,15 @@ def gguf_fit(preset: Preset, run_memory: Memory, hardware: Hardware) -> MemoryFi
     engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
     device_bytes = None if engine is None else engine.device_bytes(int(run_memory.states.workload.batch))
     return None if device_bytes is None else MemoryFit(hardware, device_bytes)
+
+
+def gguf_option(preset: Preset, run_memory: Memory, hardware: Hardware) -> HardwareOption | None:
+    """Returns the fewest accelerators on which a run of a GGUF file's weights fits, by the buffers of llama.cpp.
+
+    None as of `gguf_fit`, and where it fits on none.
+    """
+    engine = UsualEngine.of_run(preset, run_memory, hardware) if has_gguf_weights(run_memory) else None
+    return None if engine is None else engine.fewest_devices(run_memory)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
     if run_cost.tokens:
         run_text = f"{units.count(run_cost.tokens)} tokens"
     else:
-        run_text = f"{units.count(run_cost.requests or 0)} requests"
+        run_text = f"{units.count(run_cost.requests or 0)} request{'' if run_cost.requests == 1 else 's'}"
     title = f"{preset.display}, {run_text}"
     table = Table(
         title,
@@ -117,7 +117,7 @@ def _subtitle_text(hardware: Hardware, run_cost: RunCost) -> str:
     step_origin = "measured" if run_cost.is_measured else "likely"
     layout = "" if run_cost.plan is None else f", {_planned_layout(run_cost.plan)}"
     return (
-        f"{run_cost.steps:,} steps of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
+        f"{plural(run_cost.steps, 'step')} of {run_cost.step_tokens:,} tokens, {step_origin} {step_text} each, on "
         f"{devices_text}{layout}; {_lost_time_text(run_cost)}"
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .. import units
 from ..frameworks.engines.engine import HOST, EngineMemory, FlagChange, MemoryTerm
 from .document import Column, DisplayedValue, Report, Row, Table, displayed_text, row, single_document_or_list
-from .notes import device_phrase, published_tag_notes, tag_format_notes
+from .notes import device_phrase, plural, published_tag_notes, tag_format_notes
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def fit_report(
     has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]
     devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
-    users_text = f"{users:,} user{'s' * (users > 1)} of {best_option.memory.max_model_len:,} tokens"
+    users_text = f"{plural(users, 'user')} of {plural(best_option.memory.max_model_len, 'token')}"
     notes = [*_memory_notes(best_option.memory), *_launch_notes(engine_use)]
     answer_text = (
         f"{users_text} on {devices_text}" if best_option.serves else f"no: not {users_text} on up to {devices_text}"

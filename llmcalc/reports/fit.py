@@ -266,8 +266,11 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
             row(f"users of each {sharing_ranks} (--users)", largest_run_fit.batch, memory_use.workload.batch),
             row("tokens of each sequence (--seq)", largest_run_fit.seq, memory_use.workload.seq),
         ]
+    engine_title = largest_run_fit.engine_title
+    buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
     notes = [
-        "kernels of torch; the layout with most replicas that fits, or the one that requires least",
+        f"{buffers_text}; the layout with most replicas that fits, or the one that requires least",
+        *_host_layer_notes(largest_run_fit, accelerator_fit),
         "each maximum changes one number of the run, with this layout",
     ]
     needed_column, memory_share, verdict = CHANGE_COLUMNS[1:]
@@ -306,7 +309,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     json_document = {
         **_fit_document(preset, largest_run_fit),
         "devices": devices,
-        "framework": "torch",
+        "framework": engine_title or "torch",
         "layout": best_replica.layout.data(),
         "rank": best_replica.rank,
         "needed_devices": serving_answer.fewest_devices,
@@ -323,7 +326,8 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ],
     }
     shared_content = _FitReportContent(
-        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}",
+        f"{VERDICTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}"
+        + (f" under {engine_title}" if engine_title else ""),
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
         notes,
@@ -400,11 +404,23 @@ def _sequences_text(fit_answer: FitAnswer) -> str:
 def _search_notes(fit_answer: FitAnswer) -> list[str]:
     """Returns notes on the search for the largest run that fits, such as on the model's context length."""
     memory_use = fit_answer.memory.states
-    notes = [concatenation_note(fit_answer.memory), "each maximum changes one number of the run"]
+    notes = [
+        concatenation_note(fit_answer.memory),
+        *_host_layer_notes(fit_answer, fit_answer.fit),
+        "each maximum changes one number of the run",
+    ]
     full_context = memory_use.full_context
     if full_context is not None and fit_answer.seq > full_context:
         notes.append(f"the model was made for sequences of up to {plural(full_context, 'token')}")
     return notes
+
+
+def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list[str]:
+    """Returns the note that an engine starts with layers on the host where they do not fit on the accelerators."""
+    if not fit_answer.engine_title or accelerator_fit.verdict != "no":
+        return []
+    title = fit_answer.engine_title
+    return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]
 
 
 def _fit_data(accelerator_fit: MemoryFit) -> dict[str, Any]:

@@ -266,12 +266,12 @@ def report(
 
     warnings = too_long_notes(timed_run.spec, Workload(timed_run.sequences, timed_run.seq, timed_run.context))
     timed_nodes = timed_run.nodes(by_node or 2)
-    answer_text = f"{SUBJECTS[timed_run.phase]} takes {range_text(timed_run.range)}"
     notes = [
         *warnings,
+        *([] if timed_run.fits else [_size_note(timed_run)]),
+        test_errors_text(timed_run.range, timed_run.stack.title),
         *timed_run.engine_notes,
         *(large_step_notes(timed_run.sequences, timed_run.seq) if timed_run.phase == "training" else ()),
-        test_errors_text(timed_run.range, timed_run.stack.title),
         *unknown_link_notes(timed_run.hardware, timed_run.device, _messaging_devices(timed_run)),
         *unpriced_notes(timed_run.unpriced),
         *_host_notes(timed_run),
@@ -288,7 +288,7 @@ def report(
         list(_time_part_rows(timed_run)),
         _run_text(timed_run),
         notes,
-        answer_text,
+        _answer_text(timed_run, measured_run is not None),
         name="parts",
         second_list=("bounds", BOUND_COLUMN),
     )
@@ -302,16 +302,27 @@ def report(
     ).with_target(preset.target)
 
 
+def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
+    """Writes the time of a pass. Of a run that does not fit and was not measured, that is the least with some layers on
+    the host where its software leaves them there, else the time on a device with more memory."""
+    subject = SUBJECTS[timed_run.phase]
+    if timed_run.fits or is_measured:
+        return f"{subject} takes {range_text(timed_run.range)}"
+    if timed_run.stack.splits_to_host and timed_run.phase == "decode":
+        return f"{subject} takes {duration_text(_seconds_with_host(timed_run))} or more, with layers on the host"
+    return f"it does not fit; with enough memory {subject} takes {range_text(timed_run.range)}"
+
+
 def _run_text(timed_run: TimedRun) -> str:
     """Writes a timed run: `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
     sequences_text = plural(timed_run.sequences, "sequence")
     if timed_run.phase != "training" and timed_run.layout.dp > 1:
         sequences_text = f"{sequences_text} ({timed_run.sequences // timed_run.layout.dp:,} a replica)"
     tokens = {
-        "training": f"training of {sequences_text} of {timed_run.seq:,} tokens",
-        "prefill": f"prompts of {sequences_text} of {timed_run.seq:,} tokens"
+        "training": f"training of {sequences_text} of {plural(timed_run.seq, 'token')}",
+        "prefill": f"prompts of {sequences_text} of {plural(timed_run.seq, 'token')}"
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
-        "decode": f"decoding of {sequences_text} after {timed_run.context:,} tokens",
+        "decode": f"decoding of {sequences_text} after {plural(timed_run.context, 'token')}",
     }[timed_run.phase]
     layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     return f"{tokens} on {device_phrase(timed_run.devices, timed_run.hardware.title)}{layout}{_formats_text(timed_run)}"
@@ -401,25 +412,20 @@ def _seconds_with_host(timed_run: TimedRun) -> float:
     return (1 - share_on_host) * float(timed_run.range.estimate) + share_on_host * float(read_bytes) / HOST_BANDWIDTH
 
 
-def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
-    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
-    rule_texts = [
-        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
-        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
-        if rule_seconds is not None
-    ]
+def _size_note(timed_run: TimedRun) -> str:
+    """Returns the note on a run that does not fit as it was asked for, or whose layout was chosen so that it fits."""
     resident_bytes, capacity = timed_run.resident_bytes, timed_run.hardware.capacity_bytes
     sizes_text = f"are {units.memory(resident_bytes)} a device, which has {units.memory(capacity)}"
     training_text = f"weights, gradients, optimizer states and activations {sizes_text}"
     if timed_run.phase != "training":
         size_note = f"weights and cache {sizes_text}: they do not fit; --devices N divides them"
         if timed_run.stack.splits_to_host:
-            size_note = f"weights and cache {sizes_text}: layers that do not fit run on the host, which is not timed"
+            size_note = (
+                f"weights and cache {sizes_text}: layers that do not fit run on the host; the table has all layers on "
+                "the accelerator"
+            )
             if timed_run.phase == "decode":
-                size_note += (
-                    f": {duration_text(_seconds_with_host(timed_run))} or more a token, where the host "
-                    f"reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
-                )
+                size_note += f", the first line a host that reads {HOST_BANDWIDTH / 10**9:.0f} GB/s"
     elif timed_run.chosen_options:
         undivided_text = f"; undivided, {training_text}" if resident_bytes > capacity else ""
         size_note = f"the fastest layout that fits: {timed_run.chosen_options}{undivided_text}"
@@ -433,10 +439,19 @@ def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
             )
     else:
         size_note = f"{training_text}: they do not fit; more --tp, --pp or --fsdp divides them"
+    return size_note
+
+
+def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
+    lines = [f"{'the estimate: ' if is_measured else ''}{_rates_text(timed_run, timed_run.seconds)}"]
+    rule_texts = [
+        f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
+        for rule_name, rule_seconds in timed_run.seconds_by_rule.items()
+        if rule_seconds is not None
+    ]
     return [
-        *([size_note] if resident_bytes > capacity and not timed_run.chosen_options else []),
         *lines,
-        *([size_note] if timed_run.chosen_options else []),
+        *([_size_note(timed_run)] if timed_run.chosen_options else []),
         *([", ".join(rule_texts)] if rule_texts else []),
         f"not counted: {', '.join(timed_run.not_counted)}",
         f"stack: {timed_run.stack.title}, {timed_run.stack.versions}; device: {timed_run.device.evidence}",

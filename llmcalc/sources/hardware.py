@@ -77,6 +77,16 @@ APPLE_COMPUTERS = {
 }
 """Apple's computers without their chip → chips with which they are sold, for the error message."""
 
+NOTEBOOK_SERVICES = {
+    "colab": "t4 (without a subscription), l4 or a100-40gb",
+    "kaggle": "p100, or t4 with --devices 2",
+}
+"""Services that lend notebooks → accelerators of those, for the error message.
+
+Sources: https://mccormickml.com/2024/04/23/colab-gpus-features-and-pricing and
+https://www.kaggle.com/docs/efficient-gpu-usage.
+"""
+
 SURROUNDING_WORDS = re.compile(
     r"\b(?:gpus?|google|colab|kaggle|macbook(?:[\s_-]+(?:pro|air))?|mac[\s_-]*(?:mini|studio|pro)|imac|air|mini|studio)\b",
     re.I,
@@ -91,8 +101,18 @@ PROCESSOR = re.compile(
 TRADEMARK = re.compile(r"\((?:r|tm)\)", re.I)
 """The signs that drivers print behind the words of a maker."""
 
-SEVERAL = re.compile(r"(?:(?P<before>[0-9]{1,7})\s*[x×*]\s*)?(?P<name>.+?)(?:\s*[x×*:]\s*(?P<after>[0-9]{1,7}))?")
-"""A number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`."""
+COUNT_WORDS = {
+    "dual": 2, "two": 2, "a pair of": 2, "triple": 3, "three": 3, "quad": 4, "four": 4, "six": 6, "eight": 8
+}  # fmt: skip
+"""Words for a number of accelerators, before their name."""
+
+SEVERAL = (
+    re.compile(r"(?P<count>[0-9]{1,7})\s*[x×*]\s*(?P<name>.+?)s?", re.I),
+    re.compile(r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]{1,7})", re.I),
+    re.compile(rf"(?P<count>{'|'.join(COUNT_WORDS)})[\s-]+(?P<name>.+?)s?", re.I),
+    re.compile(r"(?P<count>[0-9]{1,2})\s+(?P<name>(?!.*gi?b$).+?)s?", re.I),
+)
+"""Forms of a number of accelerators and their name: `8x h100`, `rtx-4090 x2`, `H100:8`, `dual 3090`, `two 4090s`."""
 
 
 LONGEST_NAME = 200
@@ -262,6 +282,12 @@ def _hardware_by_name(typed_name: str) -> Hardware:
             f"--hardware: {typed_name}: a machine with {count} x {hardware.title}; expected {hardware.name}, and "
             f"--devices {count} a machine"
         )
+    service_name = typed_name.strip().lower().removeprefix("google ").partition(" ")[0]
+    if lent_accelerators := NOTEBOOK_SERVICES.get(service_name):
+        raise InputError(
+            f"--hardware: {typed_name}: lends several accelerators; expected the one that nvidia-smi shows there, such "
+            f"as {lent_accelerators}"
+        )
     if computer_chips := APPLE_COMPUTERS.get(normalized(typed_name)):
         raise InputError(
             f"--hardware: {typed_name}: sold with several chips; expected the chip, and its memory where it is not "
@@ -272,13 +298,11 @@ def _hardware_by_name(typed_name: str) -> Hardware:
     ):
         size = size_match[1].replace(",", ".")
         raise InputError(f"--hardware: {typed_name}: not understood as a memory size; expected {size}GB or {size}GiB")
-    if count_match := SEVERAL.fullmatch(typed_name.strip()):
-        count_before_name, hardware_name, count_after_name = count_match.group("before", "name", "after")
-        if (count_before_name or count_after_name) and (
-            hardware := _preset_with_spelling(hardware_name) or _hardware_of_memory_size(hardware_name)
-        ):
-            expected_options = f"--hardware {hardware.name} --devices {count_before_name or count_after_name}"
-            raise InputError(f"--hardware: {typed_name}: it names one accelerator; expected {expected_options}")
+    if several := _count_and_accelerator(typed_name):
+        count, hardware = several
+        raise InputError(
+            f"--hardware: {typed_name}: it names one accelerator; expected --hardware {hardware.name} --devices {count}"
+        )
     listed_names = [listed_name.strip() for listed_name in typed_name.split(",")]
     if len(listed_names) > 1 and all(map(_preset_with_spelling, listed_names)):
         expected_options = " ".join(f"--hardware {listed_name}" for listed_name in listed_names)
@@ -298,6 +322,18 @@ def _hardware_by_name(typed_name: str) -> Hardware:
         f"no accelerator called '{typed_name}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory "
         "size such as 24GiB, or a .toml file"
     )
+
+
+def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
+    """Returns the number of accelerators that an argument names, and the accelerator; None for other arguments."""
+    for form in SEVERAL:
+        if (match := form.fullmatch(typed_name.strip())) is None:
+            continue
+        name, count_text = match["name"], match["count"].lower()
+        hardware = memory_only_hardware(name) or _preset_with_spelling(name) or _hardware_of_memory_size(name)
+        if hardware is not None:
+            return int(COUNT_WORDS.get(count_text, count_text)), hardware
+    return None
 
 
 def _preset_with_spelling(hardware_argument: str) -> Hardware | None:

@@ -175,7 +175,7 @@ def hardware_options(
     accelerators: Iterable[Hardware],
     layout_request: LayoutRequest,
     cuda_runtime_of: RuntimeOf,
-    fit_with_engine: Callable[[Hardware], MemoryFit | None] = lambda hardware: None,
+    option_with_engine: Callable[[Hardware], HardwareOption | None] = lambda hardware: None,
 ) -> tuple[HardwareOption, ...]:
     """Returns the fewest accelerators of each kind on which a run fits, sorted by fit and then by total memory.
 
@@ -184,8 +184,7 @@ def hardware_options(
     Unless the user states a number, at most `MOST_COMPUTERS` of chips that are computers, and one laptop, are tried.
     layout_request: parallelism options; its group sizes apply to every number; `devices`, if given, is the only number.
     cuda_runtime_of: the runtime of the run on an accelerator.
-    fit_with_engine: accelerator → the verdict on one of them by an engine's buffers, which decides where the run fits;
-        None (default) for torch's kernels.
+    option_with_engine: accelerator → the fewest of them by an engine's buffers; None (default) for torch's kernels.
     Raises `InputError` if no layout is possible at all, and for training under a framework that shards no weights.
     """
     is_training, framework_name = model_memory.settings.phase == "training", layout_request.framework
@@ -202,9 +201,8 @@ def hardware_options(
     needs_bfloat16 = model_memory.states.dtype == "bfloat16" and model_memory.states.quantized_size is None
     is_undivided = replace(layout_request, devices=1).is_undivided and layout_request.devices is None
     for hardware in accelerators:
-        fit_of_single_device = fit_with_engine(hardware) if is_undivided else None
-        if fit_of_single_device is not None and fit_of_single_device.verdict == "fits":
-            options.append(HardwareOption(1, None, fit_of_single_device))
+        if is_undivided and (engine_option := option_with_engine(hardware)) is not None:
+            options.append(engine_option)
             continue
         # runs are made as far as an accelerator needs them, and once for all
         device_runs, candidate_runs = tee(device_runs)

@@ -130,6 +130,11 @@ class TimedRun:
         )
 
     @property
+    def fits(self) -> bool:
+        """Whether what stays on a device is no larger than its memory, or the layout was chosen so that it fits."""
+        return bool(self.chosen_options) or self.resident_bytes <= self.hardware.capacity_bytes
+
+    @property
     def seconds(self) -> float:
         """The likely estimate in seconds."""
         return float(self.range.estimate)

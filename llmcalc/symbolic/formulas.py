@@ -217,6 +217,8 @@ class Formulas:
                     components.setdefault(node.numeric_node.kind, node.path_names[-1][0])
             known_node_names = components | {path_end: path_end for path_end in sorted(path_ends)}
             suggestion = suggest(query, known_node_names) or f" Expected one of {', '.join(component_names)}."
+            if query.lower() in QUANTITIES:
+                suggestion = f" It is a quantity of every node: --quantity {query.lower()}"
             raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact_matches
 

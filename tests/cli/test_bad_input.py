@@ -289,7 +289,10 @@ USAGE = {
     "plan llama3-8b --hardware h100 --launch run.sh": "expected --global-batch N and the run's other settings "
     "(llmcalc memory and llmcalc time take --launch FILE)",
     "memory llama3-8b --engine vllm --hardware h100 --context 8k": "no such flag. Did you mean --max-model-len?",
-    "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag. Did you mean --hardware?",
+    "memory llama3-8b --engine vllm --accelerator h100": "vLLM has no such flag; expected --hardware",
+    "fit llama3-8b 3090": "'3090': llmcalc fit takes one accelerator as --hardware rtx-3090",
+    "fit llama3-8b --engine vllm --gpu h100": "--gpu: vLLM has no such flag; expected --hardware",
+    "fit llama3-8b --engine vllm --hardware h100 --json": "vLLM has no such flag; expected --format json",
     "params llama3-8b --format md": "expected one of table, json, csv, markdown. Did you mean markdown?",
     "serve llama3-8b --hardware h100": "missing option --input (tokens of each request), such as --input 1000",
     "memory gpt2 --dtype int4 --quantize nf4": "with --quantize nf4 this is the format of the tensors that stay",
@@ -307,6 +310,8 @@ USAGE = {
     "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
     "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
     "memory llama3-8b --phase training --fsdp --hardware h100": "--fsdp: expects a value before --hardware",
+    "explain llama3-8b kv": "the model has no node 'kv'. It is a quantity of every node: --quantity kv",
+    "check compose.yml": "is read as CHECKPOINT (a launch file: llmcalc memory --launch compose.yml); expected",
     "check llama3-8b": "missing argument TARGET: 'llama3-8b' is read as CHECKPOINT; expected TARGET after it",
     "params /dev/stdin": "/dev/stdin: a pipe is no file of a model; expected -, and the text on standard input",
     "shape 7B": "'7B' is a size and no model; expected a model's name (llmcalc presets --min-params 6.3B --max-params "

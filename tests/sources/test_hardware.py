@@ -17,6 +17,7 @@ from llmcalc.sources.files import validate
 from llmcalc.sources.hardware import (
     APPLE_COMPUTERS,
     COMMON_HARDWARE,
+    NOTEBOOK_SERVICES,
     accelerator_of_machine,
     find_hardware,
     hardware_names,
@@ -302,11 +303,29 @@ def test_a_memory_that_a_card_does_not_have_is_refused_with_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2", "4090 24GB x2"]
-)
+    "asked",
+    ["2x4090", "2 × RTX 4090", "rtx-4090 x2", "NVIDIA GeForce RTX 4090*2", "RTX4090:2", "4090 24GB x2", "4090x2",
+     "dual 4090", "Dual RTX-4090", "two 4090s", "a pair of RTX 4090s", "2 4090"],
+)  # fmt: skip
 def test_several_accelerators_are_named_with_the_option_for_their_number(asked):
     with pytest.raises(InputError, match=r"names one accelerator; expected --hardware rtx-4090 --devices 2$"):
         find_hardware(asked)
+
+
+def test_several_memory_sizes_are_named_with_the_option_for_their_number() -> None:
+    with pytest.raises(InputError, match=r"names one accelerator; expected --hardware 24GB --devices 2$"):
+        find_hardware("2x24GB")
+    assert find_hardware("1080 8GB").name == "gtx-1080"  # and not: 1,080 of 8 GB
+
+
+def test_a_service_that_lends_notebooks_is_answered_with_its_accelerators() -> None:
+    for service, accelerators in NOTEBOOK_SERVICES.items():
+        for name in re.findall(r"[a-z]+[0-9][a-z0-9-]*", accelerators):
+            assert find_hardware(name).vendor == "NVIDIA"
+        with pytest.raises(InputError, match="lends several accelerators"):
+            find_hardware(service)
+    with pytest.raises(InputError, match="such as t4"):
+        find_hardware("Google Colab Pro")
 
 
 def test_an_empty_name_is_no_accelerator():

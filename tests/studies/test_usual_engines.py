@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.in_process import command
 
 
@@ -48,6 +50,48 @@ def test_weights_of_a_gguf_file_are_judged_by_llama_cpp() -> None:
     assert too_long["verdict"] == "no"
     assert changes["--kv-dtype q8_0"]["verdict"] == changes[f"--seq {longest}"]["verdict"] == "fits"
     assert not any("fp8" in change for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "seq", "fits"),
+    [
+        ("rtx-3090 --devices 2", "8k", True),
+        ("rtx-4090 --devices 2", "8k", True),
+        ("rtx-3090 --devices 4", "8k", True),
+        ("rtx-3090 --devices 1", "8k", False),
+    ],
+)
+def test_layers_of_a_gguf_file_are_divided_among_accelerators(hardware: str, seq: str, fits: bool) -> None:
+    """Llama 3 70B in Q4_K_M, as llama.cpp ran it: README of XiongjieDai/GPU-Benchmarks-on-LLM-Inference, May 2024.
+
+    torch's kernels need 26 GiB of each of two cards at 32,768 tokens, and the answer was theirs.
+    """
+    answer = fit(f"llama3-70b --quantize q4_k_m --hardware {hardware} --seq {seq}")
+    assert (answer["verdict"] != "no", answer["engine"], answer["framework"]) == (fits, "llama.cpp", "llama.cpp")
+
+
+def test_a_replica_of_a_gguf_file_needs_what_its_engine_needs_with_the_flag_that_divides_layers() -> None:
+    run = "llama3.1-70b --hardware rtx-3090 --quantize q4_k_m"
+    answer = fit(f"{run} --devices 2 --seq 8k")
+    server = "-ngl all -ts 1,1 --ctx-size 8192 --engine llama.cpp --format json"
+    terms = command("memory", *run.split(), *server.split()).document["terms"]
+    on_first_gpu = sum(term["bytes"] for term in terms if term.get("device") == "CUDA0")
+    assert answer["layout"]["pp"] == 2
+    assert 0 <= answer["device_bytes"] - on_first_gpu < 2**30  # what the driver and the context hold before it starts
+    assert answer["layouts"][1]["tokens_per_second"] == pytest.approx(14.34, rel=0.2)  # the benchmark's tg 8192
+
+
+def test_the_fewest_accelerators_for_a_gguf_file_are_the_same_in_each_answer() -> None:
+    run = "llama3.1-70b --quantize q4_k_m"
+    (option,) = [option for option in fit(run)["options"] if option["hardware"] == "rtx-4090"]
+    on_one, on_two = (fit(f"{run} --hardware rtx-4090 {devices}") for devices in ("", "--devices 2"))
+    assert option["devices"] == on_two["needed_devices"] == 3
+    assert option["device_bytes"] == fit(f"{run} --hardware rtx-4090 --devices 3 --pp 3")["device_bytes"]
+    for answer in (on_one, on_two):
+        assert answer["changes"][0] == {
+            "option": "--devices 3 --pp 3", "device_bytes": option["device_bytes"], "verdict": "fits"
+        }  # fmt: skip
+    assert "llama.cpp starts with layers on the host too" in fit_screen(f"{run} --hardware rtx-4090 --devices 2")
 
 
 def test_accelerators_for_a_gguf_file_are_judged_as_each_by_itself() -> None:

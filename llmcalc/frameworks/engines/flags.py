@@ -450,7 +450,10 @@ def split_arguments(
             if other_arguments[option] and not equals_sign and argument_queue:
                 remaining_arguments.append(argument_queue.popleft())
             continue
-        matched_flag = find_flag(flags_by_name, option)
+        # a name of llmcalc's option, such as --gpu, is no shortened flag
+        matched_flag = (
+            None if flag is None and other_ways.get(option) in other_arguments else find_flag(flags_by_name, option)
+        )
         switch_turned_off = None if matched_flag is not None else _switch_turned_off(flags_by_name, flags, option)
         if switch_turned_off is not None:
             flag_values[switch_turned_off.field_name] = False
