@@ -131,8 +131,8 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
     for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
-        section_data = root_config.get(section_name)
-        if isinstance(section_data, dict):
+        section_data = root_config.get(section_name) if section_name else root_config
+        if isinstance(section_data, Mapping):
             text_fields[field_name] = section_data.get(field, default_value)
     return text_fields
 

@@ -168,7 +168,7 @@ class Family:
         not by the one in it (Ovis2).
     text_defaults: defaults that the wrapper's class adds to its `text_config`.
     text_fields_from_sections: field of the text model → the section and the field of the wrapper's config that its
-        class takes it from, and that field's default.
+        class takes it from, and that field's default; no section for a field of the config itself.
     dropout_fields: place of a dropout (`components/dropout.py`) → the field of its configs with the probability, which
         is 0 by default; by default `attention_dropout` alone.
     tower_class_prefixes: prefixes of the names of classes that build vision or audio encoders for a text model with a

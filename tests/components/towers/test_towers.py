@@ -207,7 +207,7 @@ def rules_of(kind: str) -> set[Any]:
     return {FILE_OF[kind], *map(repr, (family.quirks, *family.deviations, *family.modules.items()))}
 
 
-NEED_IMAGES = {"blip-2"}
+NEED_IMAGES = {"blip-2", "clip", "metaclip_2", "siglip", "siglip2"}
 """Wrappers whose classes do not run without an image."""
 
 

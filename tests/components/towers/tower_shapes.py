@@ -979,6 +979,25 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
     "granite_speech": ("GraniteSpeechForConditionalGeneration", GRANITE_PLACES, GRANITE_SHAPES),
+    **{
+        kind: (
+            f"{name}Model",
+            {"vision_model": ("vision_model",), "visual_projection": ("visual_projection",)},
+            [
+                {"vision_config": {**CLIP, "model_type": f"{kind}_vision_model"}, "projection_dim": 12},
+                {"vision_config": {**CLIP, "model_type": f"{kind}_vision_model", "image_size": 16}},
+            ],
+        )
+        for kind, name in (("clip", "CLIP"), ("metaclip_2", "MetaClip2"))
+    },
+    **{
+        vision["model_type"].removesuffix("_vision_model"): (
+            f"{name}Model",
+            {"vision_model": ("vision_model",)},
+            [{"vision_config": vision}, {"vision_config": {**vision, "vision_use_head": True, "num_channels": 1}}],
+        )
+        for vision, name in ((SIGLIP, "Siglip"), (SIGLIP2, "Siglip2"))
+    },
     "blip-2": (
         "Blip2ForConditionalGeneration",
         {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},
