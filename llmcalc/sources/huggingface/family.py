@@ -176,6 +176,8 @@ class Family:
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
+    uncounted_classes: endings of the names of a wrapper's classes that have other modules beside the text model, or
+        another text model; they are refused.
     uncounted_modules: the modules of its class that hold what is not counted, joined by ` + ` (`*` is an index), for a
         class that has them beside a text model whose config is flat; a comparison leaves them out.
 
@@ -220,6 +222,7 @@ class Family:
     tower_class_prefixes: str = ""
     tower_file: str = ""
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
+    uncounted_classes: tuple[str, ...] = ()
     uncounted_modules: str = ""
     field_writers: Writes = field(default_factory=dict)
     has_older_aliases: bool = False

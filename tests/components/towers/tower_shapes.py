@@ -164,6 +164,7 @@ QFORMER: dict[str, Any] = {
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
 BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
+BLIP_1 = {"model_type": "blip_vision_model", "image_size": 16}
 GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
 GRANITE_SHAPES: list[dict[str, Any]] = [
     {"encoder_config": GRANITE, "projector_config": QFORMER},
@@ -998,6 +999,14 @@ WRAPPERS: dict[str, Shapes] = {
         )
         for vision, name in ((SIGLIP, "Siglip"), (SIGLIP2, "Siglip2"))
     },
+    "blip": (
+        "BlipForConditionalGeneration",
+        {"vision_model": ("vision_model",)},
+        [
+            {"vision_config": {**BLIP, **BLIP_1, "image_size": 24}, "tie_word_embeddings": True},
+            {"vision_config": {**BLIP, **BLIP_1, "hidden_act": "relu"}, "tie_word_embeddings": True},
+        ],
+    ),
     "blip-2": (
         "Blip2ForConditionalGeneration",
         {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},

@@ -95,6 +95,7 @@ def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Fa
         text_type=text_type,
         tying_source="text",
         tower_file="siglip",
+        uncounted_classes=("ForImageClassification",),
         ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
         text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **taken_from_root},
     )
