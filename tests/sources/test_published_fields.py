@@ -256,7 +256,7 @@ def test_a_wrapper_of_another_structure_is_refused() -> None:
 
 
 def test_weights_that_may_be_untied_are_named() -> None:
-    """transformers 5 saves `tie_word_embeddings: true` beside Ministral 3 8B's text section, and in configs of T5 1.1."""
+    """transformers 5 saves `tie_word_embeddings: true` beside the text section of Ministral 3 8B, and for T5 1.1."""
     text = {"model_type": "ministral3", "tie_word_embeddings": False}
     wrapper = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
     t5 = {"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}

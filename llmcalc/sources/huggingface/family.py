@@ -217,7 +217,7 @@ class Family:
     tying_source: Literal["wrapper", "text", "either", "never"] = "wrapper"
     wrapper_sizes_head: bool = False
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
-    text_fields_from_sections: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
+    text_fields_from_sections: Mapping[str, tuple[str, str, Any]] = field(default_factory=dict)
     dropout_fields: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)
     tower_class_prefixes: str = ""
     tower_file: str = ""
