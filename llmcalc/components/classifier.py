@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -19,6 +19,7 @@ from .base import BY_TORCH, Component, Flag, Labels, ModelProperties, PartWitnes
 from .head_transform import Transform
 from .networks.feed_forward import activate
 from .norm import Norm
+from .runtime import vector_module
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +33,8 @@ class Classifier(Component):
     over: `sequence` (default) reads one vector per sequence, the pooler's output or else the first token. `token`
         reads every token (a decoder's score, of which the last is used; ELECTRA's discriminator).
     transform: a linear layer, an activation and perhaps a norm before it; none by default.
+    similarity_numbers: how many learned numbers scale and shift the similarity of its scores, as a vector, to that of
+        an image (CLIP's scale; SigLIP's scale and bias), which a pass over text does not use; 0 by default.
     """
 
     formula_source: ClassVar[str] = "Devlin et al. 2019, §4.1"
@@ -44,6 +47,7 @@ class Classifier(Component):
     bias: Flag = True
     over: Literal["sequence", "token"] = "sequence"
     transform: Transform | None = None
+    similarity_numbers: int = Field(default=0, ge=0, le=2, strict=True)
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -54,7 +58,9 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        transform, scored_rows = self.transform, SEQUENCES if self.over == "sequence" else LOGITS
+        transform, scored_rows = self.transform, self._scored_rows()
+        if self.similarity_numbers:
+            recorder.vector("similarity", Axis("numbers", self.similarity_numbers), role="idle")
         classifier_input = x.view(*x.axes, new_rows=scored_rows)
         if transform is not None:
             classifier_input = recorder.act(
@@ -74,12 +80,14 @@ class Classifier(Component):
             cls(num_labels=3, over="token", bias=False),
             cls(num_labels=1, over="token", transform=Transform(norm=None)),
             cls(num_labels=4),
+            cls(num_labels=4, bias=False, similarity_numbers=2),
             cls(num_labels=2, transform=Transform(bias=False, norm=Norm(type="layernorm", bias=False))),
         ]
 
 
 @cache
 def _classifier_class() -> type[nn.Module]:
+    import torch
     from torch import nn
 
     class ClassifierReference(nn.Module):
@@ -96,6 +104,8 @@ def _classifier_class() -> type[nn.Module]:
                 if spec.transform.norm is not None:
                     self.norm = spec.transform.norm.reference(model_properties)
             self.out_proj = nn.Linear(hidden_size, spec.num_labels, bias=spec.bias)
+            if spec.similarity_numbers:
+                self.similarity = vector_module(torch.zeros(spec.similarity_numbers))
 
         def forward(self, x: Tensor) -> Tensor:
             x = x[:, :1] if self.spec.over == "sequence" else x

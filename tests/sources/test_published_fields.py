@@ -14,6 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
 from llmcalc.sources.huggingface.description import read_config
 from llmcalc.sources.huggingface.parts import EARLIER_LAYER_TYPES
+from llmcalc.sources.huggingface.text_section import with_text_section
 from tests.builders import spec_of
 from tests.families import shapes_of
 from tests.samples import in_one_test
@@ -246,3 +247,43 @@ def test_zamba2s_hybrid_layers_stand_in_order() -> None:
     assert read_config({**config, "hybrid_layer_ids": hybrids})[0] == read_config(config)[0]
     with pytest.raises(InputError, match="hybrid_layer_ids: a list; expected ascending numbers of layers"):
         read_config({**config, "hybrid_layer_ids": hybrids[::-1]})
+
+
+def test_a_wrapper_of_another_structure_is_refused() -> None:
+    """BLIP for questions has a second text model (transformers: models/blip `BlipForQuestionAnswering`)."""
+    with pytest.raises(InputError, match="architectures: BlipForQuestionAnswering has other modules"):
+        read_config({"model_type": "blip", "architectures": ["BlipForQuestionAnswering"], "text_config": {}})
+
+
+def test_weights_that_may_be_untied_are_named() -> None:
+    """transformers 5 saves `tie_word_embeddings: true` beside the text section of Ministral 3 8B, and for T5 1.1."""
+    text = {"model_type": "ministral3", "tie_word_embeddings": False}
+    wrapper = {"model_type": "mistral3", "architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    t5 = {"model_type": "t5", "tie_word_embeddings": True, "scale_decoder_outputs": False}
+    for config in ({**wrapper, "tie_word_embeddings": True}, t5):
+        table, notes = read_config(config)
+        assert table["tie_word_embeddings"]
+        assert sum("loaded untied" in note for note in notes) == 1
+
+
+def test_the_class_of_the_wrapper_decides_the_head() -> None:
+    """The section may name the class of the text model alone, or null; the classifier of tokens has a bias."""
+    for inner in (["Qwen3_5ForCausalLM"], None):
+        text = {"model_type": "qwen3_5_text", "architectures": inner}
+        config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForTokenClassification"], "text_config": text}
+        assert read_config(config)[0]["head"]["bias"]
+
+
+def test_older_sections_of_clip_replace_the_others() -> None:
+    """`text_config_dict` of CLIP ViT-L/14's config (427,616,513 parameters as published)."""
+    config = {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": 768,
+        "text_config": {"hidden_size": 512},
+        "text_config_dict": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12},
+        "vision_config_dict": {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+        | {"num_hidden_layers": 24, "patch_size": 14},
+    }
+    spec = ModelSpec.model_validate(read_config(with_text_section(config)[0])[0])
+    assert params(spec, with_towers=True).total == 427_616_513

@@ -162,6 +162,7 @@ ENCODERS = {
         "esm",
         "esmc",
         "siglip_text_model",
+        "siglip2_text_model",
         "eurobert",
         "flaubert",
     ),

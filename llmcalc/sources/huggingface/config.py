@@ -249,6 +249,22 @@ class Config:
         )
         return table
 
+    def layer_tables(self, layer_count: int) -> list[Mapping[str, Any]]:
+        """Returns each layer's values in `per_layer_config`; an empty table for a layer without any.
+
+        Its keys are layer numbers. transformers writes them with leading zeros, all of one length (`05`, `11`).
+        """
+        table = self.table("per_layer_config")
+        layer_by_number: dict[int, Mapping[str, Any]] = {}
+        for key, layer_fields in table.items():
+            is_number = key.isdecimal() and len(key) < 10 and int(key) < layer_count
+            if not is_number or not isinstance(layer_fields, dict) or int(key) in layer_by_number:
+                raise self.error(
+                    "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
+                )
+            layer_by_number[int(key)] = layer_fields
+        return [layer_by_number.get(layer, {}) for layer in range(layer_count)]
+
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
         """Returns a nested table as a config; a missing table is empty. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}

@@ -113,9 +113,9 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.generates_text:
         architecture_field = {"architectures": []}
     text_fields = {
-        **architecture_field,
         **family.text_defaults,
         **text_section,
+        **architecture_field,  # the whole class has the head, whatever class the section names
         **_tying_field(family, config_data),
         **_text_fields_of_root(family, config_data),
     }
@@ -131,8 +131,8 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
     """Returns the text model's fields that the wrapper's class takes from other config sections."""
     text_fields: dict[str, Any] = {}
     for field_name, (section_name, field, default_value) in family.text_fields_from_sections.items():
-        section_data = root_config.get(section_name)
-        if isinstance(section_data, dict):
+        section_data = root_config.get(section_name) if section_name else root_config
+        if isinstance(section_data, Mapping):
             text_fields[field_name] = section_data.get(field, default_value)
     return text_fields
 
@@ -223,6 +223,16 @@ def _check_wrapper_vocabulary(model_type: str, root_config: Mapping[str, Any], m
         )
 
 
+def _check_wrapper_class(model_type: str, root_config: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a wrapper's class that builds other modules than the class that is counted."""
+    class_name = architecture_of(root_config)
+    if class_name.endswith(family_of(model_type).uncounted_classes):
+        raise InputError(
+            f"architectures: {class_name} has other modules than those that are counted for '{model_type}' (llmcalc "
+            "params --measure counts its transformers class)"
+        )
+
+
 def _class_projection(
     config: Config, root_config: Mapping[str, Any], text_hidden_size: int
 ) -> tuple[dict[str, Any], list[str]]:
@@ -245,11 +255,18 @@ def _class_projection(
 
 
 def _tying_remark(model_type: str, root_config: Mapping[str, Any], model_fields: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if the wrapper's config omits weight tying and the class's default differs.
+    """Returns a remark if the wrapper's config omits weight tying and the class's default differs, or if they disagree.
 
     The text model's default counts.
     """
     family = family_of(model_type)
+    text_section = root_config.get(family.text_section) if family.text_type is not None else None
+    text_tying = text_section.get("tie_word_embeddings") if isinstance(text_section, dict) else None
+    if text_tying is False and model_fields["tie_word_embeddings"] and model_fields["head"]["type"] == "lm":
+        return [
+            f"tie_word_embeddings: false in {family.text_section}, and counted as true, as {model_type}'s class has it "
+            "beside that section; weights with an lm_head of their own are loaded untied"
+        ]
     default_tying, is_tied = family.defaults.get("tie_word_embeddings"), model_fields["tie_word_embeddings"]
     is_stated = any(
         root_config.get(field_name) is not None
@@ -374,6 +391,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     config_data, draft_notes = with_draft_type(config_data)
     root_config, (section_path, config_data, model_type) = config_data, text_model_of(config_data)
     root_model_type, family = usual_name(root_config["model_type"]), family_of(model_type, section_path, root_config)
+    _check_wrapper_class(root_model_type, root_config)
     if family.read_model is None:
         raise InputError(
             f"{section_path}model_type: '{model_type}' wraps a text model, but the config has no {family.text_section}"

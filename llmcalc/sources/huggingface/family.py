@@ -168,7 +168,7 @@ class Family:
         not by the one in it (Ovis2).
     text_defaults: defaults that the wrapper's class adds to its `text_config`.
     text_fields_from_sections: field of the text model → the section and the field of the wrapper's config that its
-        class takes it from, and that field's default.
+        class takes it from, and that field's default; no section for a field of the config itself.
     dropout_fields: place of a dropout (`components/dropout.py`) → the field of its configs with the probability, which
         is 0 by default; by default `attention_dropout` alone.
     tower_class_prefixes: prefixes of the names of classes that build vision or audio encoders for a text model with a
@@ -176,6 +176,8 @@ class Family:
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
+    uncounted_classes: endings of the names of a wrapper's classes that have other modules beside the text model, or
+        another text model; they are refused.
     uncounted_modules: the modules of its class that hold what is not counted, joined by ` + ` (`*` is an index), for a
         class that has them beside a text model whose config is flat; a comparison leaves them out.
 
@@ -215,11 +217,12 @@ class Family:
     tying_source: Literal["wrapper", "text", "either", "never"] = "wrapper"
     wrapper_sizes_head: bool = False
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
-    text_fields_from_sections: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
+    text_fields_from_sections: Mapping[str, tuple[str, str, Any]] = field(default_factory=dict)
     dropout_fields: Mapping[str, str] = field(default_factory=lambda: ATTENTION_DROPOUT)
     tower_class_prefixes: str = ""
     tower_file: str = ""
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
+    uncounted_classes: tuple[str, ...] = ()
     uncounted_modules: str = ""
     field_writers: Writes = field(default_factory=dict)
     has_older_aliases: bool = False

@@ -35,7 +35,8 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "Qwen2ForProcessRewardModel": "classification",
     "InternLM2ForRewardModel": "classification",
     "JinaVLForRanking": "classification",
-    "OmniModel": "lm",
+    "Qwen2_5OmniModel": "lm",
+    "Blip2Model": "lm",
     "Pix2StructTextModel": "lm",
     "Model": "none",
     "NeoBERT": "none",
@@ -46,9 +47,9 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
 }
 """Class-name suffix → head kind; the first matching suffix wins.
 
-`OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
-text model has its head, and NeoMME's reader replaces that of its retriever. Classes of reward models are code of the
-models' repositories; `parts.REWARD_HEADS` has their heads.
+`Qwen2_5OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the classes of
+BLIP-2 without a task and of Pix2Struct's text model have a head, and NeoMME's reader replaces that of its retriever.
+Classes of reward models are code of the models' repositories; `parts.REWARD_HEADS` has their heads.
 """
 
 

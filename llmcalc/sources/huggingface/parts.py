@@ -381,6 +381,7 @@ def head_table(
             "type": "classification",
             "num_labels": answer_scores if class_name.endswith(OF_ANSWERS) else class_count(config),
             "over": "token",
+            "bias": not config.has("token_classification_bias") or config.flag("token_classification_bias"),
         }
     if config.head == "classification":
         compares_texts = class_name.endswith((OF_CHOICES, OF_PAIRS))

@@ -29,6 +29,7 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     Raises `InputError` for a config that has unknown sections and no size of a text model, which its class would take
     from defaults.
     """
+    config = _with_replaced_sections(config)
     model_type = config.get("model_type")
     stated_model_type = usual_name(model_type) if isinstance(model_type, str) else ""
     family = family_of(stated_model_type) if stated_model_type in FILE_OF else None
@@ -57,6 +58,18 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
             f"{', '.join(section_names)})"
         )
     return config, []
+
+
+def _with_replaced_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the config with `text_config_dict` and `vision_config_dict`, which CLIP's class reads, as its sections.
+
+    They are sections of older configs. Beside a section, the class replaces each field of that section by them.
+    """
+    older_names = [f"{section_name}_dict" for section_name in ("text_config", "vision_config")]
+    return {
+        **{name: value for name, value in config.items() if name not in older_names},
+        **{name.removesuffix("_dict"): config[name] for name in older_names if isinstance(config.get(name), dict)},
+    }
 
 
 def require_read_sizes(config_description: ConfigDescription) -> None:

@@ -164,6 +164,7 @@ QFORMER: dict[str, Any] = {
     "encoder_hidden_size": 24, "model_type": "blip_2_qformer",
 }  # fmt: skip
 BLIP = {**COMMON_VISION, "model_type": "blip_2_vision_model"}
+BLIP_1 = {"model_type": "blip_vision_model", "image_size": 16}
 GRANITE_PLACES = {"encoder": ("audio_encoder",), "projector": ("projector",)}
 GRANITE_SHAPES: list[dict[str, Any]] = [
     {"encoder_config": GRANITE, "projector_config": QFORMER},
@@ -979,6 +980,33 @@ WRAPPERS: dict[str, Shapes] = {
         ],
     ),
     "granite_speech": ("GraniteSpeechForConditionalGeneration", GRANITE_PLACES, GRANITE_SHAPES),
+    **{
+        kind: (
+            f"{name}Model",
+            {"vision_model": ("vision_model",), "visual_projection": ("visual_projection",)},
+            [
+                {"vision_config": {**CLIP, "model_type": f"{kind}_vision_model"}, "projection_dim": 12},
+                {"vision_config": {**CLIP, "model_type": f"{kind}_vision_model", "image_size": 16}},
+            ],
+        )
+        for kind, name in (("clip", "CLIP"), ("metaclip_2", "MetaClip2"))
+    },
+    **{
+        vision["model_type"].removesuffix("_vision_model"): (
+            f"{name}Model",
+            {"vision_model": ("vision_model",)},
+            [{"vision_config": vision}, {"vision_config": {**vision, "vision_use_head": True, "num_channels": 1}}],
+        )
+        for vision, name in ((SIGLIP, "Siglip"), (SIGLIP2, "Siglip2"))
+    },
+    "blip": (
+        "BlipForConditionalGeneration",
+        {"vision_model": ("vision_model",)},
+        [
+            {"vision_config": {**BLIP, **BLIP_1, "image_size": 24}, "tie_word_embeddings": True},
+            {"vision_config": {**BLIP, **BLIP_1, "hidden_act": "relu"}, "tie_word_embeddings": True},
+        ],
+    ),
     "blip-2": (
         "Blip2ForConditionalGeneration",
         {"vision_model": ("vision_model",), "query_tokens + qformer + language_projection": ("projector",)},

@@ -45,7 +45,17 @@ OTHER_CLASSES = {
 which the function does not convert.
 """
 
-LAST_OR_TIED = {"nanochat", "neomme", "olmo", "gemma3n_text", "siglip_text_model", "ultrabert", "zamba", "zamba2"}
+LAST_OR_TIED = {
+    "nanochat",
+    "neomme",
+    "olmo",
+    "gemma3n_text",
+    "siglip_text_model",
+    "siglip2_text_model",
+    "ultrabert",
+    "zamba",
+    "zamba2",
+}
 """Families in which `get_keys_to_not_convert` excludes the module of the last parameter or shared modules: here the
 last linear layer of the model, a projection and its transpose, or shared blocks. Of SigLIP's last layer it excludes
 `head.bias`, and so not the layer.

@@ -13,5 +13,11 @@ SIGLIP = {**CLIP, "model_type": "siglip_text_model", "hidden_act": "gelu_pytorch
 SHAPES = {
     "CLIPTextModel": [CLIP, {**CLIP, "hidden_act": "gelu", "projection_dim": 24}],
     "CLIPTextModelWithProjection": [{**CLIP, "projection_dim": 24}],
+    "MetaClip2TextModel": [{**CLIP, "model_type": "metaclip_2_text_model"}],
+    "MetaClip2TextModelWithProjection": [{**CLIP, "model_type": "metaclip_2_text_model", "projection_dim": 24}],
     "SiglipTextModel": [SIGLIP, {**SIGLIP, "projection_size": 24}],
+    "Siglip2TextModel": [
+        {**SIGLIP, "model_type": "siglip2_text_model"},
+        {**SIGLIP, "model_type": "siglip2_text_model", "projection_size": 24},
+    ],
 }

@@ -46,8 +46,8 @@ SHAPES = {
             "hidden_size_per_layer_input": 10,
             "layer_types": [SLIDING, FULL] * 2,
             "per_layer_config": {
-                "1": {"head_dim": 16, "num_key_value_heads": 4},
-                "3": {"head_dim": 16, "num_key_value_heads": 4},
+                "01": {"head_dim": 16, "num_key_value_heads": 4},
+                "03": {"head_dim": 16, "num_key_value_heads": 4},
             },
         },
     ],

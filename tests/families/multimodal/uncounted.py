@@ -77,9 +77,6 @@ WRAPPERS = {
         "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "blip": UncountedModules(
-        "BlipForConditionalGeneration", "vision_model", {"vision_config": VISION}, text_model="text_decoder"
-    ),
     "kosmos-2": UncountedModules(
         "Kosmos2ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
     ),

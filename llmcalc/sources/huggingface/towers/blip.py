@@ -1,6 +1,7 @@
-"""BLIP-2: a vision transformer, and a Q-Former whose learned queries read all its patches (Li 2023, arXiv:2301.12597).
+"""BLIP: a vision transformer (Li 2022, arXiv:2201.12086). BLIP-2: that one, and a Q-Former whose learned queries read
+all its patches (Li 2023, arXiv:2301.12597).
 
-transformers: models/blip_2 (`Blip2VisionModel`, `Blip2QFormerModel`).
+transformers: models/blip (`BlipVisionModel`), blip_2 (`Blip2VisionModel`, `Blip2QFormerModel`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from .granite import QFORMER, qformer
 from .section import patches_per_side, projector, self_attention, vision_section, vision_transformer
 
 
-def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    norm, hidden_size = layernorm(config.number("layer_norm_eps")), config.integer("hidden_size")
-    attention = self_attention(config, o_bias=True, **biases(config.flag("qkv_bias"), *QKV))
+def _image_encoder(config: Config, qkv_bias: bool = True) -> Table:
+    """Returns the encoder of images of all BLIP's classes: a vision transformer with a class vector."""
+    norm = layernorm(config.number("layer_norm_eps"))
+    attention = self_attention(config, o_bias=True, **biases(qkv_bias, *QKV))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    query_count = root_config.integer("num_query_tokens")
-    encoder = vision_transformer(
+    return vision_transformer(
         config,
         layer_table(attention, ffn, norm),
         stack={"final_norm": norm},
         patch_fields={"bias": True},
         positions={"rows": patches_per_side(config) ** 2 + 1},
         class_embedding=True,
-        image={"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
     )
+
+
+def _read_blip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    return {"vision_model": _image_encoder(config)}
+
+
+def _read_blip_2(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    hidden_size, query_count = config.integer("hidden_size"), root_config.integer("num_query_tokens")
+    encoder = {
+        **_image_encoder(config, config.flag("qkv_bias")),
+        "image": {"type": "fixed", "size": config.integer("image_size"), "tokens": query_count},
+    }
     resampler = qformer(root_config.section("qformer_config", QFORMER), hidden_size, query_count, None, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {
@@ -46,11 +58,24 @@ VISION: Table = {
     "qkv_bias": True,
 }
 
+BLIP_VISION: Table = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 384,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+}
+BLIP_FIELDS = field_names("dropout initializer_factor num_channels")
+
 WRAPPERS = {
+    "blip": vision_section(_read_blip, {"blip_vision_model": BLIP_VISION}, ignored_fields=BLIP_FIELDS),
     "blip-2": vision_section(
         _read_blip_2,
         {"blip_2_vision_model": VISION},
         {"num_query_tokens": 32},
-        ignored_fields=field_names("dropout initializer_factor num_channels"),
-    )
+        ignored_fields=BLIP_FIELDS,
+    ),
 }

@@ -148,6 +148,15 @@ def clip_encoder(config: Config) -> Table:
     )
 
 
+def _read_clip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
+    """Reads CLIP: its encoder of images, and a linear layer on the class vector to the width of a text's vector."""
+    linear_layer = (root_config.integer("projection_dim"), False, "identity")
+    return {
+        "vision_model": clip_encoder(config),
+        "visual_projection": projector(config.integer("hidden_size"), linear_layer),
+    }
+
+
 def _read_gemma3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Gemma 3: SigLIP, and the average of each square patch block."""
     tokens, grid_side = int(root_config.integer("mm_tokens_per_image") ** 0.5), patches_per_side(config)
@@ -350,6 +359,14 @@ WRAPPERS = {
         _read_paddleocr,
         dict.fromkeys(("paddleocr_vl_vision", "paddleocr_vl"), PADDLEOCR),  # the second in published configs
         ignored_fields=field_names("rope_parameters temporal_patch_size tokens_per_second"),
+    ),
+    **{
+        kind: vision_section(_read_clip, {f"{kind}_vision_model": CLIP}, {"projection_dim": 512})
+        for kind in ("clip", "metaclip_2")
+    },
+    "siglip": vision_section(lambda _, config, width: {"vision_model": siglip_encoder(config)}, ONLY_SIGLIP),
+    "siglip2": vision_section(
+        lambda _, config, width: {"vision_model": siglip2_encoder(config)}, {"siglip2_vision_model": SIGLIP2}
     ),
     "modernvbert": vision_section(_read_modernvbert, ONLY_SIGLIP, {"pixel_shuffle_factor": 4}),
     "ultravbert": vision_section(

@@ -48,8 +48,9 @@ FAMILIES = {
         None,
         text_type="blip_text_model",
         tying_source="either",
+        uncounted_classes=("ForQuestionAnswering", "ForImageTextRetrieval", "BlipModel"),
         text_fields_from_sections={"encoder_hidden_size": ("vision_config", "hidden_size", 768)},
-        uncounted_encoders={"vision_config": "blip_vision_model"},
+        tower_file="blip",
     ),
     "blip_text_model": Family(
         _read_blip_text_model, deviations=(SECOND_BIAS,), modules=module_names("bert"), dropout_fields=BERT_DROPOUT

@@ -1,9 +1,12 @@
-"""Text encoders of CLIP and SigLIP, as pipelines of images have them: clip_text_model, siglip_text_model.
+"""Text encoders of CLIP and SigLIP, alone as pipelines of images have them, or beside the encoder of images.
 
-Radford et al. 2021 (arXiv:2103.00020), Zhai et al. 2023 (arXiv:2303.15343). transformers: models/clip, models/siglip.
+Radford et al. 2021 (arXiv:2103.00020), Zhai et al. 2023 (arXiv:2303.15343), Tschannen et al. 2025 (arXiv:2502.14786),
+Chuang et al. 2025 (arXiv:2507.22062). transformers: models/clip, siglip, siglip2 and metaclip_2.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from ...config import Config
 from ...family import EVERY, Family, Quirks
@@ -22,6 +25,9 @@ MODULES = {
     "down_proj": "fc2",
 }
 
+DUAL_ENCODERS = ("CLIPModel", "MetaClip2Model", "SiglipModel", "Siglip2Model")
+"""Classes of a text encoder beside one of images, with the learned scale (SigLIP: and bias) of their similarity."""
+
 
 def _read_text_encoder(config: Config) -> Table:
     """Reads pre-norm layers with biases and learned positions, whose last norm is followed by no output head."""
@@ -33,14 +39,18 @@ def _read_text_encoder(config: Config) -> Table:
 
 
 def _read_clip_text(config: Config) -> Table:
-    """Reads CLIP's text encoder, whose attention is causal; `WithProjection` projects the vector of the last token."""
-    projects_vector = architecture(config).endswith("WithProjection")
+    """Reads CLIP's text encoder, whose attention is causal.
+
+    `WithProjection` and the class of both encoders project the vector of the last token.
+    """
+    class_name = architecture(config)
     model_fields = _read_text_encoder(config)
-    if projects_vector:
+    if class_name.endswith(("WithProjection", *DUAL_ENCODERS)):
         model_fields["head"] = {
             "type": "classification",
             "num_labels": config.integer("projection_dim"),
             "bias": False,
+            "similarity_numbers": int(class_name in DUAL_ENCODERS),
         }
     return model_fields
 
@@ -49,23 +59,57 @@ def _read_siglip_text(config: Config) -> Table:
     """Reads SigLIP's text encoder, whose attention is bidirectional and whose last token is projected."""
     model_fields = _read_text_encoder(config)
     vector_size = config.optional_integer("projection_size") or config.integer("hidden_size")
-    model_fields["head"] = {"type": "classification", "num_labels": vector_size}
+    similarity_numbers = 2 if architecture(config) in DUAL_ENCODERS else 0
+    model_fields["head"] = {
+        "type": "classification",
+        "num_labels": vector_size,
+        "similarity_numbers": similarity_numbers,
+    }
     model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields
 
 
-FAMILIES = {
-    "clip_text_model": Family(
+def _clip_text_encoder() -> Family:
+    return Family(
         _read_clip_text,
         {"tie_word_embeddings": True},
         ignored_fields=frozenset({"dropout", "initializer_factor", "projection_dim"}),
         modules={**MODULES, "classifier.out_proj": ".text_projection"},
         quirks=Quirks(makes_mask=EVERY),
-    ),
-    "siglip_text_model": Family(
+    )
+
+
+def _siglip_text_encoder() -> Family:
+    return Family(
         _read_siglip_text,
         {"tie_word_embeddings": True},
         modules={**MODULES, "classifier.out_proj": ".head"},
         quirks=Quirks(makes_mask=EVERY),
-    ),
+    )
+
+
+def _dual_encoder(text_type: str, class_name: str, **taken_from_root: Any) -> Family:
+    """Returns the record of a class that builds a text encoder of its own class beside one of images."""
+    return Family(
+        None,
+        text_type=text_type,
+        tying_source="text",
+        tower_file="siglip",
+        uncounted_classes=("ForImageClassification",),
+        ignored_fields=frozenset({"initializer_factor", "logit_scale_init_value"}),
+        text_fields_from_sections={"architectures": ("", "architectures", [class_name]), **taken_from_root},
+    )
+
+
+PROJECTION = {"projection_dim": ("", "projection_dim", 512)}
+
+FAMILIES = {
+    "clip_text_model": _clip_text_encoder(),
+    "metaclip_2_text_model": _clip_text_encoder(),
+    "siglip_text_model": _siglip_text_encoder(),
+    "siglip2_text_model": _siglip_text_encoder(),
+    "clip": _dual_encoder("clip_text_model", "CLIPModel", **PROJECTION),
+    "metaclip_2": _dual_encoder("metaclip_2_text_model", "MetaClip2Model", **PROJECTION),
+    "siglip": _dual_encoder("siglip_text_model", "SiglipModel"),
+    "siglip2": _dual_encoder("siglip2_text_model", "Siglip2Model"),
 }

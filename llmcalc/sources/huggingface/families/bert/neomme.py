@@ -6,8 +6,6 @@ a short and a long window in turn.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...config import Config, is_json_integer
 from ...family import Family
 from ...parts import FULL_OR_SLIDING, Table, architecture, encoder, listed_kinds, mlp, rmsnorm, rope, stack_of_layers
@@ -100,19 +98,18 @@ def _window_distances(config: Config, layer_kinds: list[str]) -> list[int | None
     """Returns each layer's window: the number of tokens on either side; None for all tokens."""
     short_distance = config.optional_integer("sliding_window")
     has_layer_table = config.has("per_layer_config")
-    layer_configs = config.table("per_layer_config") if has_layer_table else {}
-    stated_fields: dict[int, Any] = {}
-    for layer_key, layer_config in layer_configs.items():
-        if not layer_key.isdecimal() or not isinstance(layer_config, dict) or set(layer_config) - {"sliding_window"}:
-            raise config.error("per_layer_config", layer_configs, "the sliding_window of some layers")
-        stated_fields[int(layer_key)] = layer_config.get("sliding_window", short_distance)
+    layer_configs = config.layer_tables(len(layer_kinds)) if has_layer_table else []
+    if any(set(layer) - {"sliding_window"} for layer in layer_configs):
+        raise config.error("per_layer_config", layer_configs, "the sliding_window of some layers")
     window_distances: list[int | None] = []
     sliding_count = 0
     for layer, layer_kind in enumerate(layer_kinds):
         is_long = layer_kind == "sliding" and sliding_count % 2 == 1
         default_distance = None if layer_kind == "full" else LONG_WINDOW if is_long else short_distance
         sliding_count += layer_kind == "sliding"
-        window_distance = stated_fields.get(layer, short_distance) if has_layer_table else default_distance
+        window_distance = (
+            layer_configs[layer].get("sliding_window", short_distance) if has_layer_table else default_distance
+        )
         if (window_distance is None) != (layer_kind == "full") or (
             window_distance is not None and not (is_json_integer(window_distance) and window_distance > 0)
         ):

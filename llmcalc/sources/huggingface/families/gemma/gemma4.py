@@ -58,16 +58,14 @@ def head_sizes(config: Config, layer_kinds: list[str], full_fields: Table) -> li
     """
     if not config.has("per_layer_config"):
         return [full_fields if layer_kind == "full" else {} for layer_kind in layer_kinds]
-    layer_configs = config.table("per_layer_config")
     allowed_fields = {"head_dim", "num_key_value_heads"}
-    layers = [layer_configs.get(str(layer_index), {}) for layer_index in range(len(layer_kinds))]
+    layers = [dict(layer) for layer in config.layer_tables(len(layer_kinds))]
     if not all(
-        isinstance(layer, dict)
-        and set(layer) <= allowed_fields
+        set(layer) <= allowed_fields
         and all(is_json_integer(field_value) and field_value > 0 for field_value in layer.values())
         for layer in layers
     ):
-        raise config.error("per_layer_config", layer_configs, f"{' and '.join(sorted(allowed_fields))} of some layers")
+        raise config.error("per_layer_config", layers, f"{' and '.join(sorted(allowed_fields))} of some layers")
     return layers
 
 

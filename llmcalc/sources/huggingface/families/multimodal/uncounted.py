@@ -36,6 +36,7 @@ FAMILIES = {
         text_type="opt",
         tying_source="text",
         tower_file="blip",
+        uncounted_classes=("ForImageTextRetrieval", "WithProjection", "Blip2QFormerModel"),
     ),
     "instructblip": Family(
         None,

@@ -52,6 +52,7 @@ FAMILIES = {
         None,
         text_type="qwen3",
         tower_file="omni",
+        text_fields_from_sections={"token_classification_bias": ("", "token_classification_bias", False)},
         modules={**SPECTRUM_ENCODER, "towers.audio_projector": "multi_modal_projector"},
     ),
     "qwen2_5_omni": Family(

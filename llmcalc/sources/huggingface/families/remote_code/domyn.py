@@ -50,9 +50,10 @@ def _head_dims(config: Config) -> list[int]:
     """Returns each layer's head size, from a list or from fields of single layers."""
     if not config.has("per_layer_config"):
         return config.integers("head_sizes")
-    layers = config.table("per_layer_config")
-    layer_configs = [config.section("per_layer_config").section(str(layer)) for layer in range(len(layers))]
-    return [layer_config.integer("head_dim") for layer_config in layer_configs]
+    return [
+        Config(layer, {}, config.model_type, location=f"per_layer_config.{number}.").integer("head_dim")
+        for number, layer in enumerate(config.layer_tables(config.integer("num_hidden_layers")))
+    ]
 
 
 FAMILIES = {

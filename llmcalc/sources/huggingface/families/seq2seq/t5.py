@@ -90,6 +90,11 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         "hidden_size": config.integer("hidden_size"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
     }
+    if model_fields["tie_word_embeddings"] and config.data.get("scale_decoder_outputs") is False:
+        config.notes.append(
+            "tie_word_embeddings: counted as true; scale_decoder_outputs is false, as where transformers 5 saves T5 "
+            "1.1, whose weights have an lm_head of their own and are loaded untied"
+        )
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
     model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
