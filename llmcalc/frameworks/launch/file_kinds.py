@@ -92,6 +92,16 @@ def _program_file(
 
 PROGRAMS = dict(
     (
+        _program_file(
+            "automodel",
+            "NeMo-Automodel",
+            "36044ad (2026-08-22)",
+            "a recipe of NeMo-Automodel",
+            launcher="automodel",  # torchrun
+            matches="config_file:is_automodel",
+            read="config_file:read_automodel",
+            with_launcher="config_file:with_launcher",
+        ),
         _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
         _program_file(
             "llama_factory",

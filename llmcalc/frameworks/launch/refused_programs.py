@@ -167,12 +167,6 @@ REFUSED_CONFIGS = (
         "TARGET with options such as --tp, --pp and --devices",
     ),
     RefusedConfig(
-        "NeMo-Automodel",
-        lambda data: "recipe" in data and _has_tables(data, "model", "step_scheduler"),
-        "TARGET with --phase training --framework fsdp2 and options such as --fsdp 8, --batch (its local_batch_size), "
-        "--lora-rank and --recompute full",
-    ),
-    RefusedConfig(
         "ArcticTraining",
         lambda data: isinstance(data.get("model"), Mapping) and "name_or_path" in data["model"],
         "its table deepspeed as a DeepSpeed config, with TARGET, --batch, --seq and --devices",
