@@ -229,7 +229,7 @@ def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
 
 
 def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
-    """Returns the layout over the devices. A MoE's layers keep gathered weights, but for `moe.reshard_after_forward`."""
+    """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
     reader.ignored += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
     unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed.get("strategy", "fsdp2")).lower()
@@ -297,7 +297,9 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
     if recipe not in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
         raise reader.wrong("fp8.recipe_name", f"{shown(recipe)}; expected tensorwise, rowwise or rowwise_with_gw_hp")
     if layout.zero != 3:
-        raise reader.wrong("fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more")
+        raise reader.wrong(
+            "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
+        )
     names = float8.get("filter_fqns") or []
     if not isinstance(names, list) or any(name != "lm_head" for name in names):
         reader.unknown["fp8.filter_fqns"] = "lm_head is modelled"
@@ -322,6 +324,7 @@ def _sharding_settings(
         reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
         offloads_to_host=distributed.get("offload_policy") is not None,
         outer_groups="separate" if layout.ep > 1 else "together",
+        wraps_whole_experts=False,
     )
 
 
@@ -439,6 +442,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if not reader.flag(adapters, "match_all_linear") and not names and not excluded:
         names = ["*_proj"]
     is_every_layer = not names or "*" in names
+    if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
+        reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
     _note_excluded(reader, excluded if isinstance(excluded, list) else [excluded])
     settings = lora_settings(
         reader,
@@ -460,6 +465,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
     """Notes excluded layers of the language model, whose adapters are counted."""
-    counted = [str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))]
+    counted = [
+        str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
+    ]
     if counted:
         reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted[:6])} are counted too")

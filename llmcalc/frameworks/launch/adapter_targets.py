@@ -57,7 +57,9 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     known_targets: dict[str, None] = {}
     target_notes = []
     for target_name in target_names:
-        component_names = [target_name] if target_name in layer_names else _last_component_names(target_name, layer_names)
+        component_names = (
+            [target_name] if target_name in layer_names else _last_component_names(target_name, layer_names)
+        )
         layers, _ = split_targets(component_names, layer_names, layers_of_class)
         is_fused_projection = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
         if is_fused_projection and not {*component_names} & {*layer_names}:

@@ -39,6 +39,7 @@ NEEDS_TARGET = ("unsloth_defaults.yaml",)
 REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
 
 PROGRAM_OF = {
+    "automodel_lora.yaml": "NeMo-Automodel",
     "axolotl_qlora.yaml": "axolotl",
     "axolotl_full_fsdp2.yaml": "axolotl",
     "axolotl_fsdp2_offload.yaml": "axolotl",
