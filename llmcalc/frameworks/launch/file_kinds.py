@@ -175,7 +175,15 @@ PROGRAMS = dict(
             **COMMAND,
         ),
         _program_file(
-            "ms_swift", "ms-swift", "4.6.0.dev0", "a command of ms-swift", trains="command:trains", **COMMAND
+            "ms_swift",
+            "ms-swift",
+            "4.6.0.dev0",
+            "arguments of ms-swift",
+            trains="command:trains",
+            runs="command:starts_program",
+            read_command="config_file:read_command",
+            matches="config_file:is_ms_swift",
+            read="config_file:read_ms_swift",
         ),
         _program_file(
             "nanogpt",

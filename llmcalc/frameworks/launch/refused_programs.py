@@ -157,11 +157,6 @@ REFUSED_CONFIGS = (
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
     ),
     RefusedConfig(
-        "ms-swift",
-        lambda data: bool({"tuner_type", "train_type", "sft_type", "rlhf_type"} & set(data)),
-        "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
-    ),
-    RefusedConfig(
         "nanotron",
         lambda data: _has_tables(data, "general", "parallelism", "tokens"),
         "TARGET with options such as --tp, --pp and --devices",

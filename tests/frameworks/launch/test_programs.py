@@ -53,6 +53,7 @@ PROGRAM_OF = {
     "llama_factory_megatron.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
+    "swift_sft.yaml": "ms-swift",
     "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
     "trl_short.yaml": "TRL",
@@ -94,6 +95,19 @@ def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
         read_launch(FILES / name)
     assert REFUSED[name] in str(stop.value)
     assert "expected" in str(stop.value)
+
+
+def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() -> None:
+    """swift/cli/main.py, `parse_yaml_args`: the file is the first word, and later words replace its arguments."""
+    path = FILES / "swift_sft.yaml"
+    launch = read_launch(path)
+    assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("deepspeed", 2, 2)
+    expected = {"seq": 512, "lora_rank": 8, "num_microbatches": 8, "allocator": "expandable"}
+    assert expected.items() <= launch.settings.items()
+    typed = read_launch(f"NPROC_PER_NODE=4 swift sft {path} --max_length 256")
+    assert (typed.layout.dp, typed.settings["seq"]) == (4, 256)
+    megatron = launch_of("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
+    assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
 
 
 def test_a_file_without_a_model_asks_for_one() -> None:
