@@ -207,6 +207,7 @@ PROGRAMS = dict(
             "pai-megatron-patch",
             **COMMAND,
         ),
+        _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND),
         _program_file("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
     )
 )

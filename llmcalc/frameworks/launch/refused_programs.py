@@ -90,14 +90,6 @@ PROGRAMS = (
         "--lora-rank 16 --base nf4-dq --recompute full",
     ),
     RefusedProgram(
-        "slime",
-        r"train(_async)?\.py",
-        "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, "
-        "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, "
-        "--ep), --recompute and those tokens as --seq",
-        argument_pattern=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
-    ),
-    RefusedProgram(
         "DeepSpeedExamples' BERT",
         r"deepspeed_train\.py|(nvidia_)?run_squad\w*\.py|run_glue_classifier_bert_\w+\.py",
         "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET "

@@ -913,7 +913,6 @@ COMMANDS = [
     ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
-    ("python3 train.py --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2", "train.py is slime's: its actor"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
