@@ -195,6 +195,7 @@ PROGRAMS = dict(
             is_python="config_file:is_python",
             read_python="config_file:read_python",
         ),
+        _program_file("nanotron", "nanotron", "2026-04-07"),
         _program_file("nemo", "NeMo", "2.x (2025)"),
         _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
         _program_file("oumi", "Oumi", "2026-08-21"),

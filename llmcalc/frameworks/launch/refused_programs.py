@@ -149,11 +149,6 @@ REFUSED_CONFIGS = (
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
     ),
     RefusedConfig(
-        "nanotron",
-        lambda data: _has_tables(data, "general", "parallelism", "tokens"),
-        "TARGET with options such as --tp, --pp and --devices",
-    ),
-    RefusedConfig(
         "ArcticTraining",
         lambda data: isinstance(data.get("model"), Mapping) and "name_or_path" in data["model"],
         "its table deepspeed as a DeepSpeed config, with TARGET, --batch, --seq and --devices",

@@ -1,4 +1,4 @@
-"""Reads commands of slime: the arguments of Megatron-LM for its actor, of a model of the hub, and those of its rollouts.
+"""Reads commands of slime: Megatron-LM's arguments for its actor, of a model of the hub, and those of its rollouts.
 
 Source: THUDM/slime at its main branch of 2026-08-21: slime/utils/arguments.py for arguments and defaults,
 slime/backends/megatron_utils/{arguments,loss,model,actor}.py for what it sets of Megatron-LM's, for the loss and for

@@ -65,6 +65,7 @@ PROGRAM_OF = {
     "olmo_tiny.yaml": "OLMo",
     "llm_foundry_mpt.yaml": "LLM Foundry",
     "neox_small.yml": "GPT-NeoX",
+    "nanotron_llama.yaml": "nanotron",
     "nemo_gpt.yaml": "NeMo",
     "nemo_rl_grpo.yaml": "NeMo-RL",
     "oumi_sft.yaml": "Oumi",
@@ -108,6 +109,24 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
     assert (typed.layout.dp, typed.settings["seq"]) == (4, 256)
     megatron = launch_of("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
     assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
+
+
+def test_nanotrons_model_and_layout() -> None:
+    """nanotron's config of 2026-04: the vocabulary is a multiple of the tensor ranks, sums of gradients are in fp32."""
+    launch = read_launch(FILES / "nanotron_llama.yaml")
+    layout = launch.layout
+    assert (launch.framework, launch.stack) == ("megatron", "nanotron")
+    assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.sequence_parallel) == (2, 2, 2, 1, True)
+    expected = {"batch": 3, "seq": 512, "num_microbatches": 4, "grad_dtype": "fp32", "cross_entropy": "eager"}
+    assert expected.items() <= launch.settings.items()
+    assert launch.spec is not None
+    assert params(launch.spec).total == 1002 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704 + 512) + 256
+    recomputed = {"parallelism": {"tp": 2, "recompute_layer": True}}
+    assert changed("nanotron_llama.yaml", **recomputed).settings["recompute"] == "full"
+    with pytest.raises(InputError, match="model.model_config: no is_llama_config"):
+        changed("nanotron_llama.yaml", model={"model_config": {}})
+    with pytest.raises(InputError, match="pp_engine: 'afab'; 1f1b is modelled|parallelism.pp_engine"):
+        changed("nanotron_llama.yaml", parallelism={"pp": 2, "pp_engine": "afab"})
 
 
 def test_a_file_without_a_model_asks_for_one() -> None:
