@@ -8,7 +8,6 @@ src/nanotron/models/{llama,qwen}.py for the model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ...algebra import ceil_div
 from ...errors import shown
@@ -25,8 +24,8 @@ MODEL_KEYS = field_names("""
     is_llama_config is_qwen2_config hidden_size intermediate_size num_hidden_layers num_attention_heads
     num_key_value_heads vocab_size max_position_embeddings tie_word_embeddings rms_norm_eps rope_theta attention_bias
     hidden_act bos_token_id eos_token_id pad_token_id pretraining_tp use_cache initializer_range rope_scaling
-    rope_interleaved interleaved_rotary rope_seq_len_interpolation_factor z_loss_enabled z_loss_coefficient no_rope_layer
-    flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb _use_qkv_packed
+    rope_interleaved interleaved_rotary rope_seq_len_interpolation_factor z_loss_enabled z_loss_coefficient
+    no_rope_layer flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb _use_qkv_packed
     _use_doc_masking ring_attn_heads_k_stride
     """)
 """Keys of `model.model_config` that are read, or change no memory of a step."""

@@ -112,7 +112,7 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
 
 
 def test_nanotrons_model_and_layout() -> None:
-    """nanotron's config of 2026-04: the vocabulary is a multiple of the tensor ranks, sums of gradients are in fp32."""
+    """nanotron of 2026-04: the vocabulary is a multiple of the tensor ranks, and sums of gradients are in fp32."""
     launch = read_launch(FILES / "nanotron_llama.yaml")
     layout = launch.layout
     assert (launch.framework, launch.stack) == ("megatron", "nanotron")
@@ -123,9 +123,9 @@ def test_nanotrons_model_and_layout() -> None:
     assert params(launch.spec).total == 1002 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704 + 512) + 256
     recomputed = {"parallelism": {"tp": 2, "recompute_layer": True}}
     assert changed("nanotron_llama.yaml", **recomputed).settings["recompute"] == "full"
-    with pytest.raises(InputError, match="model.model_config: no is_llama_config"):
+    with pytest.raises(InputError, match=r"model\.model_config: no is_llama_config"):
         changed("nanotron_llama.yaml", model={"model_config": {}})
-    with pytest.raises(InputError, match="pp_engine: 'afab'; 1f1b is modelled|parallelism.pp_engine"):
+    with pytest.raises(InputError, match=r"parallelism\.pp_engine"):
         changed("nanotron_llama.yaml", parallelism={"pp": 2, "pp_engine": "afab"})
 
 
