@@ -14,7 +14,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel
-from ..fsdp2.settings import Float8Settings, TitanSettings
+from ..fsdp2.settings import Float8Recipe, Float8Settings, TitanSettings
 from ..launch.record import (
     CommandLine,
     Launch,
@@ -99,6 +99,13 @@ OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
 
 FUSED_ADAM = ".FusedAdam"
 """The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
+
+FLOAT8_RECIPES: Mapping[str, Float8Recipe] = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
+}
+"""torchao's names of scalings of float8 products."""
 
 STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -293,9 +300,11 @@ def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Flo
     float8 = reader.table(config, "fp8")
     if not reader.flag(float8, "enabled"):
         return None
-    recipe = float8.get("recipe_name") or "tensorwise"
-    if recipe not in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
-        raise reader.wrong("fp8.recipe_name", f"{shown(recipe)}; expected tensorwise, rowwise or rowwise_with_gw_hp")
+    recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
+    if recipe is None:
+        raise reader.wrong(
+            "fp8.recipe_name", f"{shown(float8['recipe_name'])}; expected one of {', '.join(FLOAT8_RECIPES)}"
+        )
     if layout.zero != 3:
         raise reader.wrong(
             "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"

@@ -25,8 +25,8 @@ MODEL_KEYS = field_names("""
     num_key_value_heads vocab_size max_position_embeddings tie_word_embeddings rms_norm_eps rope_theta attention_bias
     hidden_act bos_token_id eos_token_id pad_token_id pretraining_tp use_cache initializer_range rope_scaling
     rope_interleaved interleaved_rotary rope_seq_len_interpolation_factor z_loss_enabled z_loss_coefficient
-    no_rope_layer flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb _use_qkv_packed
-    _use_doc_masking ring_attn_heads_k_stride
+    no_rope_layer flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb
+    _use_qkv_packed _use_doc_masking ring_attn_heads_k_stride
     """)
 """Keys of `model.model_config` that are read, or change no memory of a step."""
 

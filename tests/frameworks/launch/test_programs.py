@@ -111,6 +111,35 @@ def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() ->
     assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
 
 
+SEQUENCE_RANKS = (
+    "NPROC_PER_NODE=8 {} swift sft --model Qwen/Qwen3.5-4B --tuner_type lora --target_modules all-linear "
+    "--torch_dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 65535 "
+    "--attn_impl flash_attn --use_logits_to_keep false --sequence_parallel_size 4 --padding_free true"
+)
+
+
+def test_the_loss_of_divided_sequences_of_ms_swift_is_computed_in_chunks() -> None:
+    """The log in examples/train/sequence_parallel/sequence_parallel_qwen3_5.sh of ms-swift 3602360a: 68.05 GiB reserved.
+
+    swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`: the gradient replaces the logits.
+    """
+    whole, chunks = (
+        llmcalc.memory(launch=SEQUENCE_RANKS.format(text)).document["memory"]["reserved_bytes"] / 2**30
+        for text in ("", "CELOSS_PARALLEL_SIZE=2048")
+    )
+    assert chunks == pytest.approx(68.05, rel=0.03)
+    assert whole > 1.5 * chunks
+
+
+@pytest.mark.parametrize("tuner", ["swift sft", "megatron sft"])
+def test_adapters_beside_an_encoder_that_is_trained_in_full_are_those_of_the_language_model(tuner: str) -> None:
+    launch = launch_of(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
+    assert launch.settings["lora_rank"] == 8
+    assert any("lora_llm: the encoder" in note for note in launch.notes)
+    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+        launch_of(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
+
+
 def test_nanotrons_model_and_layout() -> None:
     """nanotron of 2026-04: the vocabulary is a multiple of the tensor ranks, and sums of gradients are in fp32."""
     launch = read_launch(FILES / "nanotron_llama.yaml")
