@@ -119,7 +119,7 @@ SEQUENCE_RANKS = (
 
 
 def test_the_loss_of_divided_sequences_of_ms_swift_is_computed_in_chunks() -> None:
-    """The log in examples/train/sequence_parallel/sequence_parallel_qwen3_5.sh of ms-swift 3602360a: 68.05 GiB reserved.
+    """The log in examples/train/sequence_parallel/sequence_parallel_qwen3_5.sh (3602360a) of ms-swift: 68.05 GiB.
 
     swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`: the gradient replaces the logits.
     """
