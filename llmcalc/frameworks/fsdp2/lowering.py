@@ -23,7 +23,7 @@ from ...simulator.meter import AllocationPlace
 from ...simulator.profiles.context_parallel import RingAttentionKernels
 from ...simulator.strides import Shape
 from ...simulator.tensor import FLOAT8, INT64, UINT8, Dtype, Tensor, empty
-from .param_groups import CommunicationState, Parameter, ParamGroup
+from .param_groups import CommunicationState, Parameter, ParamGroup, UnwrappedGroup
 
 
 class LayerKey(NamedTuple):
@@ -127,7 +127,8 @@ class FsdpProfile(RingAttentionKernels):
         )
         if layer not in self.groups:
             group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
-            self.groups[layer] = ParamGroup(self.traffic, group_name, layer != HEAD, sharding)
+            group_class = ParamGroup if sharding.is_wrapped else UnwrappedGroup
+            self.groups[layer] = group_class(self.traffic, group_name, layer != HEAD, sharding)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
 

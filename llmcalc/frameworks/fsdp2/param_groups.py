@@ -62,6 +62,7 @@ class FsdpSharding:
         false by default.
     expert_sharding: the sharding of the experts' weights where ranks divide the experts; None (default) where none do.
     shards_experts: whether it is that of the experts' weights, false by default.
+    is_wrapped: whether FSDP wraps the parameters; otherwise they are whole on this rank alone. True by default.
     """
 
     shard_count: int
@@ -79,6 +80,7 @@ class FsdpSharding:
     offloads_to_host: bool = False
     expert_sharding: FsdpSharding | None = None
     shards_experts: bool = False
+    is_wrapped: bool = True
 
 
 class GatheredStorage(Storage):
@@ -159,9 +161,12 @@ class Parameter:
             )
         shard_shape = (row_shape[0], shard_rows, *row_shape[1:]) if divides_matrices else (shard_rows, *row_shape)
         self.shard: Tensor = Tensor(shard_shape, dtype, shard_storage, is_leaf=template.leaf)
-        storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shard_count * element_bytes)
-        self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
+        if not fsdp_sharding.is_wrapped:
+            self.unsharded_param: Tensor = self.shard
+            return
+        storage = GatheredStorage(memory_meter, self.shard_elements * fsdp_sharding.shard_count * element_bytes)
+        self.unsharded_param = Tensor(template.shape, gathered_dtype, storage, is_leaf=template.leaf)
 
     @property
     def is_cast(self) -> bool:
@@ -553,3 +558,26 @@ class ParamGroup:
         """Frees the buffers of the backward pass."""
         self.all_reduce_input = self.all_gather_result = None
         self.forward_positions.clear()
+
+
+class UnwrappedGroup(ParamGroup):
+    """Parameters that FSDP leaves as they are: nothing is gathered, and their gradients stay where they are summed."""
+
+    def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN) -> None:
+        """Gathers nothing."""
+
+    def wait_for_unshard(self, is_forward: bool) -> None:
+        """Waits for nothing."""
+
+    def reshard(self) -> None:
+        """Frees nothing."""
+
+    def pre_forward(self, activation: Tensor | None) -> Tensor | None:
+        """Returns the input of the group's modules as it is."""
+        return activation
+
+    def post_forward(self, module_outputs: Sequence[Tensor], is_last_group: bool = False) -> None:
+        """Runs no hook after the group's modules."""
+
+    def post_backward(self) -> None:
+        """Reduces nothing."""

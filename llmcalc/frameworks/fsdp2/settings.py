@@ -69,6 +69,7 @@ class TitanSettings:
     fsdp_version: version of FSDP; 2 by default. Version 1 is counted as version 2.
     offloads_to_host: whether shards, gradients and optimizer states are on the host; false by default.
     outer_groups: groups of the parameters outside the layers; by default those of torchtitan and of accelerate's FSDP2.
+    wraps_whole_experts: whether FSDP wraps experts that no other rank has a part of; true by default.
     """
 
     is_2024_form: bool = False
@@ -83,6 +84,7 @@ class TitanSettings:
     fsdp_version: Literal[1, 2] = 2
     offloads_to_host: bool = False
     outer_groups: OuterGroups = "separate"
+    wraps_whole_experts: bool = True
 
 
 def titan_settings(file_settings: Any, precision: str | None = None) -> TitanSettings:

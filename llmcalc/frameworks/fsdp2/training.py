@@ -55,6 +55,8 @@ class FsdpSettings:
     overlaps_products: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
     offloads_to_host: whether shards, gradients and optimizer states are on the host (`CPUOffloadPolicy`); false by
         default.
+    wraps_whole_experts: whether experts that no other rank has a part of are in a group, too, as in torchtitan; true by
+        default.
     """
 
     dtype: str = "float32"
@@ -69,6 +71,7 @@ class FsdpSettings:
     copies_gathered: bool = False
     overlaps_products: bool = False
     offloads_to_host: bool = False
+    wraps_whole_experts: bool = True
 
     @property
     def outer_keys(self) -> tuple[LayerKey, ...]:
@@ -160,6 +163,7 @@ def torchtitan_training(
         copies_gathered=version is not None and version < IN_PLACE,
         overlaps_products=settings.async_tensor_parallel,
         offloads_to_host=settings.offloads_to_host,
+        wraps_whole_experts=settings.wraps_whole_experts,
     )
 
 
@@ -280,8 +284,17 @@ def sharding_of_rank(
     if layout.ep == 1:
         return rank_sharding
     expert_shards = layout.expert_shards
+    is_wrapped = (
+        fsdp_settings.wraps_whole_experts
+        or expert_shards * layout.hsdp_replicas > 1
+        or rank_sharding.dtype is not rank_sharding.gathered_dtype
+    )
     moe_sharding = replace(
-        rank_sharding, shard_count=expert_shards, shard_index=coordinates.edp % expert_shards, shards_experts=True
+        rank_sharding,
+        shard_count=expert_shards,
+        shard_index=coordinates.edp % expert_shards,
+        shards_experts=True,
+        is_wrapped=is_wrapped,
     )
     return replace(rank_sharding, expert_sharding=moe_sharding)
 

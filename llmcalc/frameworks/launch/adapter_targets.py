@@ -7,6 +7,7 @@ last component are listed (`(q|k|v)_proj`).
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -56,7 +57,9 @@ def translate_targets(launched_run: Launch, model: ModelSpec, checkpoint: Checkp
     known_targets: dict[str, None] = {}
     target_notes = []
     for target_name in target_names:
-        component_names = [target_name] if target_name in layer_names else _last_component_names(target_name)
+        component_names = (
+            [target_name] if target_name in layer_names else _last_component_names(target_name, layer_names)
+        )
         layers, _ = split_targets(component_names, layer_names, layers_of_class)
         is_fused_projection = not is_parallel and len(layers) > 1 and {*layers} <= joined_projections
         if is_fused_projection and not {*component_names} & {*layer_names}:
@@ -96,10 +99,19 @@ def _translate_modules_to_save(launched_run: Launch, model: ModelSpec) -> Launch
     return replace(launched_run, settings={**launched_run.settings, "modules_to_save": known_modules})
 
 
-def _last_component_names(target_pattern: str) -> list[str]:
-    """Returns the last path components that an adapter target matches: a name, a path or an expression."""
+WILDCARD = re.compile(r"[*\w.]*\*[*\w.]*")
+"""A pattern of paths with `*` for any text, as NeMo's programs take; PEFT's expressions have something before a `*`."""
+
+
+def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) -> list[str]:
+    """Returns the last path components that an adapter target matches: a name, a path, an expression or a wildcard.
+
+    layer_names: the model's linear layers, of which a wildcard selects some.
+    """
     if len(target_pattern) > LONGEST:
         return []
+    if target_pattern.startswith("*") and WILDCARD.fullmatch(target_pattern) is not None:
+        return fnmatch.filter(layer_names, target_pattern.rpartition(".")[2])
     try:
         return list(dict.fromkeys(_last_components(target_pattern)))[:MOST]
     except ValueError:

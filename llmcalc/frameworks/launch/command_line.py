@@ -33,6 +33,7 @@ CONSOLE_PROGRAMS = {
     "composer": (),
     "nemo": ("llm",),
     "oumi": ("train",),
+    "automodel": ("finetune", "pretrain", "benchmark"),
 }
 """Programs that a package installs → their subcommands that start work; empty where there are none."""
 
@@ -202,6 +203,8 @@ def command_line(command: ShellCommand) -> CommandLine | None:
         ):
             program_name = f"{file_name} {next_word}".strip()
             return CommandLine(command_words[:i], program_name, command_words[i + 2 :], *line_and_loops)
+        if file_name in CONSOLE_PROGRAMS and next_word.endswith(CONFIG_ENDINGS):
+            return CommandLine(command_words[:i], file_name, command_words[i + 1 :], *line_and_loops)
     return None
 
 

@@ -92,6 +92,16 @@ def _program_file(
 
 PROGRAMS = dict(
     (
+        _program_file(
+            "automodel",
+            "NeMo-Automodel",
+            "36044ad (2026-08-22)",
+            "a recipe of NeMo-Automodel",
+            launcher="automodel",  # torchrun
+            matches="config_file:is_automodel",
+            read="config_file:read_automodel",
+            with_launcher="config_file:with_launcher",
+        ),
         _program_file("axolotl", "axolotl", "0.18.0", launcher="axolotl"),  # accelerate
         _program_file(
             "llama_factory",
@@ -165,7 +175,15 @@ PROGRAMS = dict(
             **COMMAND,
         ),
         _program_file(
-            "ms_swift", "ms-swift", "4.6.0.dev0", "a command of ms-swift", trains="command:trains", **COMMAND
+            "ms_swift",
+            "ms-swift",
+            "4.6.0.dev0",
+            "arguments of ms-swift",
+            trains="command:trains",
+            runs="command:starts_program",
+            read_command="config_file:read_command",
+            matches="config_file:is_ms_swift",
+            read="config_file:read_ms_swift",
         ),
         _program_file(
             "nanogpt",
@@ -177,6 +195,7 @@ PROGRAMS = dict(
             is_python="config_file:is_python",
             read_python="config_file:read_python",
         ),
+        _program_file("nanotron", "nanotron", "2026-04-07"),
         _program_file("nemo", "NeMo", "2.x (2025)"),
         _program_file("nemo_rl", "NeMo-RL", "7ea279a (2026-08-22)"),
         _program_file("oumi", "Oumi", "2026-08-21"),
@@ -189,6 +208,7 @@ PROGRAMS = dict(
             "pai-megatron-patch",
             **COMMAND,
         ),
+        _program_file("slime", "slime", "2026-08-21", "a command of slime", **COMMAND),
         _program_file("verl", "verl", "0.8.0.dev", "a command of verl", **COMMAND),
     )
 )

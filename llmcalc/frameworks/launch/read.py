@@ -242,8 +242,14 @@ def starts_python(file_text: str) -> bool:
     return _command_pattern().search(file_text) is not None
 
 
+YAML_START = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[A-Za-z_]\w*:[ \t]+\S")
+"""A first line `key: value`, which starts no script; the rule of a Makefile is followed by a tab."""
+
+
 def _is_script(file_text: str) -> bool:
     """Whether a text is a shell script that starts Python with arguments or variables."""
+    if YAML_START.match(file_text) is not None and "\n\t" not in file_text:
+        return False
     if not starts_python(file_text) or not re.search(
         r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]++=)|\S\.ya?ml\b", file_text
     ):

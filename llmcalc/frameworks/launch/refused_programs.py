@@ -90,14 +90,6 @@ PROGRAMS = (
         "--lora-rank 16 --base nf4-dq --recompute full",
     ),
     RefusedProgram(
-        "slime",
-        r"train(_async)?\.py",
-        "its actor is trained by Megatron-LM on batches of tokens (--max-tokens-per-gpu) beside rollouts of SGLang, "
-        "which are not modelled together; expected TARGET with --framework megatron, the layout (--tp, --pp, --cp, "
-        "--ep), --recompute and those tokens as --seq",
-        argument_pattern=r"--(actor-num-gpus-per-node|rollout-num-gpus(-per-engine)?)(=|$)",
-    ),
-    RefusedProgram(
         "DeepSpeedExamples' BERT",
         r"deepspeed_train\.py|(nvidia_)?run_squad\w*\.py|run_glue_classifier_bert_\w+\.py",
         "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET "
@@ -155,22 +147,6 @@ REFUSED_CONFIGS = (
         "verl",
         lambda data: "actor_rollout_ref" in data or _has_tables(data, "actor", "rollout"),
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
-    ),
-    RefusedConfig(
-        "ms-swift",
-        lambda data: bool({"tuner_type", "train_type", "sft_type", "rlhf_type"} & set(data)),
-        "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
-    ),
-    RefusedConfig(
-        "nanotron",
-        lambda data: _has_tables(data, "general", "parallelism", "tokens"),
-        "TARGET with options such as --tp, --pp and --devices",
-    ),
-    RefusedConfig(
-        "NeMo-Automodel",
-        lambda data: "recipe" in data and _has_tables(data, "model", "step_scheduler"),
-        "TARGET with --phase training --framework fsdp2 and options such as --fsdp 8, --batch (its local_batch_size), "
-        "--lora-rank and --recompute full",
     ),
     RefusedConfig(
         "ArcticTraining",

@@ -11,13 +11,14 @@ from typing import Any
 
 from ...errors import shown
 from ...sources.huggingface.family import field_names
+from ..frozen_model import SecondLoss
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
 from ..launch.grpo import grpo_length, with_log_probabilities
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED, launch_as_trainer
 from .megatron_command import READ as MEGATRON_READ
-from .megatron_command import run_of_megatron
+from .megatron_command import plain_tuner_type, run_of_megatron
 from .rlhf import (
     GRPO_BETA,
     PAIRS,
@@ -60,7 +61,8 @@ IGNORED = field_names("""
     metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
     add_non_thinking_prefix bnb_4bit_quant_storage data_seed use_logits_to_keep experts_impl norm_bbox max_pixels
     ds3_gather_for_generation tuner_backend padding_free router_aux_loss_coef callbacks num_workers lr_scheduler
-    warmup_steps cached_val_dataset early_stop_interval new_special_tokens predict_with_generate max_model_len
+    warmup_steps cached_val_dataset rope_scaling early_stop_interval new_special_tokens predict_with_generate
+    max_model_len
     """)
 """Arguments that do not change the memory of a training step of a language model."""
 
@@ -132,6 +134,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         launched_run = launch_as_trainer(reader, _trainer_table(reader, config, rlhf_type, swift_verb), model_id)
         if config.get("task_type") == "generative_reranker":
             return _with_two_words(launched_run)
+        if not rlhf_type:
+            return _with_chunked_loss(reader, config, launched_run)
         if rlhf_type == "gkd":
             return with_teacher(reader, {**config, "model": model_id}, launched_run)
         if rlhf_type in PAIRS and launched_run.settings.get("cross_entropy") == "chunked":
@@ -144,6 +148,26 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         completion_length = reader.integer(config, "max_completion_length", 512)
         launched_run = with_log_probabilities(launched_run, completion_length, launched_run.framework != "deepspeed")
         return replace(launched_run, rollout=rollout_of(reader, config, launched_run))
+
+
+CHUNKED_LOSS = {"cross_entropy": "flash-in-place", "logits_dtype": "fp32"}
+"""The settings of the loss in chunks: accelerate copies logits to fp32, and the gradient replaces them."""
+
+
+def _with_chunked_loss(reader: LaunchReader, config: Table, launched_run: Launch) -> Launch:
+    """Returns the run with the loss of divided sequences in chunks of `CELOSS_PARALLEL_SIZE` tokens, if it is set.
+
+    Of a chunk there are the logarithms of its probabilities and its gradient in fp32 (swift/trainers/utils.py,
+    `per_token_loss_func_sp`; swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`).
+    """
+    written_tokens = str(reader.source.env.get("CELOSS_PARALLEL_SIZE", "0"))
+    chunk_tokens = int(written_tokens[:9]) if written_tokens.isdecimal() else 0
+    is_divided = config.get("sequence_parallel_size") not in (None, 1)
+    has_logits = launched_run.settings.get("cross_entropy", "eager") == "eager" and launched_run.score_labels is None
+    if not (chunk_tokens and is_divided and has_logits):
+        return launched_run
+    loss = SecondLoss("swift/sequence_parallel/utils.py", 0, "chunk of the loss", chunk_tokens, 8)
+    return replace(launched_run, settings={**launched_run.settings, **CHUNKED_LOSS}, frozen=loss)
 
 
 def _with_two_words(launched_run: Launch) -> Launch:
@@ -249,8 +273,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
     if tuner_type is None:
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
-    if tuner_type not in ("full", "lora"):
-        raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
+    tuner_type = plain_tuner_type(reader, tuner_type)
     _refuse_unmodelled(reader, swift_config)
     batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1

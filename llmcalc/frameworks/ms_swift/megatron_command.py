@@ -148,10 +148,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (mcore-bridge, tuners/lora.py); none for full training."""
     tuner_type = config.get("tuner_type", config.get("train_type"))
     tuner_type = reader.value(config, "tuner_type", "full") if tuner_type is None else tuner_type
-    if tuner_type == "full":
+    if plain_tuner_type(reader, tuner_type) == "full":
         return {}
-    if tuner_type != "lora":
-        raise reader.wrong("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
         other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
@@ -166,6 +164,19 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         dropout_value=float(reader.value(config, "lora_dropout", "0.05")),
     )
     return {**settings, "lora_library": "mcore-bridge", "lora_dtype": "bf16"}
+
+
+def plain_tuner_type(reader: LaunchReader, written_type: Any) -> str:
+    """Returns `full` or `lora`. With `lora_llm` the language model has adapters and its encoder is trained in full.
+
+    Source: swift/arguments/tuner_args.py. Raises `InputError` for another type.
+    """
+    if written_type == "lora_llm":
+        reader.notes.append("--tuner_type lora_llm: the encoder, which is trained in full, is not counted")
+        return "lora"
+    if written_type not in ("full", "lora"):
+        raise reader.wrong("--tuner_type", f"{shown(written_type)} is not modelled; expected full, lora or lora_llm")
+    return str(written_type)
 
 
 def _preference_sequences(

@@ -58,7 +58,6 @@ BAD: dict[str, tuple[str, str]] = {
     "Kaito": ("kind: ConfigMap\n---\napiVersion: kaito.sh/v1beta1\nkind: Workspace", "is a config of Kaito"),
     "Triton": ('backend: "vllm"\ninstance_group [{ count: 1 }]', "is a config of Triton Inference Server"),
     "DJL": ("engine=Python\noption.model_id=gpt2", "expected the server that it starts"),
-    "NeMo-Automodel": ("recipe: TrainFinetuneRecipe\nstep_scheduler: {}\nmodel: {}", "is a config of NeMo-Automodel"),
     "ArcticTraining": ("type: sft\nmicro_batch_size: 1\nmodel: {name_or_path: a/b}", "is a config of ArcticTraining"),
     "Endpoints": ('{"compute": {}, "model": {"repository": "a/b"}}', "Hugging Face's Inference Endpoints"),
     "truncated JSON": ('{"--num-layers": 4, ', "not valid JSON: Expecting property name"),

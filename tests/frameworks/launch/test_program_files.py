@@ -893,7 +893,10 @@ def test_stages_count_embedding_and_head_as_layers() -> None:
 
 
 COMMANDS = [
-    ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
+    (
+        "swift sft --model a/b --tuner_type llamapro",
+        "--tuner_type: 'llamapro' is not modelled; expected full, lora or lora_llm",
+    ),
     ("swift rlhf --rlhf_type ppo --model a/b", "swift rlhf --rlhf_type: 'ppo': its critic is not modelled"),
     ("swift sft --task_type diffusion --model a/b", "--task_type ('diffusion' is not modelled)"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
@@ -902,7 +905,7 @@ COMMANDS = [
         "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "model.lora_rank: is of FSDP; expected actor_rollout_ref.model.lora.rank",
     ),
-    ("megatron sft --model a/b --tuner_type lora_llm", "--tuner_type: 'lora_llm' is not modelled; expected full"),
+    ("megatron sft --model a/b --tuner_type adalora", "--tuner_type: 'adalora' is not modelled; expected full"),
     (
         "megatron sft --model a/b --tuner_type lora --max_length 64 --modules_to_save output_layer",
         "--modules_to_save ('output_layer' is not modelled",
@@ -913,7 +916,6 @@ COMMANDS = [
     ("python trl/scripts/distillation.py --model_name_or_path a/b", "trl distillation is TRL's"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
-    ("python3 train.py --actor-num-gpus-per-node 8 --tensor-model-parallel-size 2", "train.py is slime's: its actor"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x --enable_ema", "--enable_ema (a moving"),
     ("python -m openrlhf.cli.train_prm --zero_stage 2", "train_prm: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),

@@ -39,6 +39,7 @@ NEEDS_TARGET = ("unsloth_defaults.yaml",)
 REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
 
 PROGRAM_OF = {
+    "automodel_lora.yaml": "NeMo-Automodel",
     "axolotl_qlora.yaml": "axolotl",
     "axolotl_full_fsdp2.yaml": "axolotl",
     "axolotl_fsdp2_offload.yaml": "axolotl",
@@ -52,6 +53,7 @@ PROGRAM_OF = {
     "llama_factory_megatron.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
+    "swift_sft.yaml": "ms-swift",
     "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
     "trl_short.yaml": "TRL",
@@ -63,6 +65,7 @@ PROGRAM_OF = {
     "olmo_tiny.yaml": "OLMo",
     "llm_foundry_mpt.yaml": "LLM Foundry",
     "neox_small.yml": "GPT-NeoX",
+    "nanotron_llama.yaml": "nanotron",
     "nemo_gpt.yaml": "NeMo",
     "nemo_rl_grpo.yaml": "NeMo-RL",
     "oumi_sft.yaml": "Oumi",
@@ -93,6 +96,66 @@ def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
         read_launch(FILES / name)
     assert REFUSED[name] in str(stop.value)
     assert "expected" in str(stop.value)
+
+
+def test_a_file_of_ms_swift_is_the_words_and_the_environment_of_its_command() -> None:
+    """swift/cli/main.py, `parse_yaml_args`: the file is the first word, and later words replace its arguments."""
+    path = FILES / "swift_sft.yaml"
+    launch = read_launch(path)
+    assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("deepspeed", 2, 2)
+    expected = {"seq": 512, "lora_rank": 8, "num_microbatches": 8, "allocator": "expandable"}
+    assert expected.items() <= launch.settings.items()
+    typed = read_launch(f"NPROC_PER_NODE=4 swift sft {path} --max_length 256")
+    assert (typed.layout.dp, typed.settings["seq"]) == (4, 256)
+    megatron = launch_of("model: a/b\ntuner_type: full\nmicro_batch_size: 2\nmax_length: 64", "swift.yaml")
+    assert (megatron.framework, megatron.settings["batch"]) == ("megatron", 2)
+
+
+SEQUENCE_RANKS = (
+    "NPROC_PER_NODE=8 {} swift sft --model Qwen/Qwen3.5-4B --tuner_type lora --target_modules all-linear "
+    "--torch_dtype bfloat16 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 65535 "
+    "--attn_impl flash_attn --use_logits_to_keep false --sequence_parallel_size 4 --padding_free true"
+)
+
+
+def test_the_loss_of_divided_sequences_of_ms_swift_is_computed_in_chunks() -> None:
+    """The log in examples/train/sequence_parallel/sequence_parallel_qwen3_5.sh (3602360a) of ms-swift: 68.05 GiB.
+
+    swift/sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`: the gradient replaces the logits.
+    """
+    whole, chunks = (
+        llmcalc.memory(launch=SEQUENCE_RANKS.format(text)).document["memory"]["reserved_bytes"] / 2**30
+        for text in ("", "CELOSS_PARALLEL_SIZE=2048")
+    )
+    assert chunks == pytest.approx(68.05, rel=0.03)
+    assert whole > 1.5 * chunks
+
+
+@pytest.mark.parametrize("tuner", ["swift sft", "megatron sft"])
+def test_adapters_beside_an_encoder_that_is_trained_in_full_are_those_of_the_language_model(tuner: str) -> None:
+    launch = launch_of(f"{tuner} --model a/b --tuner_type lora_llm --max_length 64", "swift.sh")
+    assert launch.settings["lora_rank"] == 8
+    assert any("lora_llm: the encoder" in note for note in launch.notes)
+    with pytest.raises(InputError, match="expected full, lora or lora_llm"):
+        launch_of(f"{tuner} --model a/b --tuner_type adalora --max_length 64", "swift.sh")
+
+
+def test_nanotrons_model_and_layout() -> None:
+    """nanotron of 2026-04: the vocabulary is a multiple of the tensor ranks, and sums of gradients are in fp32."""
+    launch = read_launch(FILES / "nanotron_llama.yaml")
+    layout = launch.layout
+    assert (launch.framework, launch.stack) == ("megatron", "nanotron")
+    assert (layout.tp, layout.pp, layout.dp, layout.zero, layout.sequence_parallel) == (2, 2, 2, 1, True)
+    expected = {"batch": 3, "seq": 512, "num_microbatches": 4, "grad_dtype": "fp32", "cross_entropy": "eager"}
+    assert expected.items() <= launch.settings.items()
+    assert launch.spec is not None
+    assert params(launch.spec).total == 1002 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704 + 512) + 256
+    recomputed = {"parallelism": {"tp": 2, "recompute_layer": True}}
+    assert changed("nanotron_llama.yaml", **recomputed).settings["recompute"] == "full"
+    with pytest.raises(InputError, match=r"model\.model_config: no is_llama_config"):
+        changed("nanotron_llama.yaml", model={"model_config": {}})
+    with pytest.raises(InputError, match=r"parallelism\.pp_engine"):
+        changed("nanotron_llama.yaml", parallelism={"pp": 2, "pp_engine": "afab"})
 
 
 def test_a_file_without_a_model_asks_for_one() -> None:

@@ -1,0 +1,481 @@
+"""Reads a recipe of NeMo-Automodel: a model of the hub, its adapters, and FSDP2 over the devices.
+
+Source: NVIDIA-NeMo/Automodel at 36044ad3 (2026-08-22): nemo_automodel/recipes/llm/train_ft.py for keys and defaults,
+components/distributed/{config,parallelizer}.py and components/moe/parallelizer.py for formats, shards and
+recomputation, components/loss/*.py, components/_peft/{lora,module_matcher}.py, cli/app.py for commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ...sources.huggingface.family import field_names
+from ..frozen_model import FrozenModel
+from ..fsdp2.settings import Float8Recipe, Float8Settings, TitanSettings
+from ..launch.record import (
+    CommandLine,
+    Launch,
+    LaunchReader,
+    LaunchSettings,
+    LaunchSource,
+    Table,
+    integer_of,
+    reader_of,
+    unknown_keys,
+)
+from ..launch.trainer import attention_settings, lora_settings
+
+TARGET = "_target_"
+"""Key of the Python object that a table describes."""
+
+RECIPES = (
+    "TrainFinetuneRecipeForNextTokenPrediction",
+    "BenchmarkingRecipeForNextTokenPrediction",
+    "TrainFinetuneRecipeForSequenceClassification",
+    "FinetuneRecipeForVLM",
+)
+"""Recipes that are read."""
+
+TABLES_READ = field_names("""
+    recipe model step_scheduler distributed peft quantization optimizer loss_fn dataset packed_sequence benchmark
+    compile tokenizer fp8
+    """)
+
+TABLES_IGNORED = field_names("""
+    dist_env rng seed ci checkpoint wandb logger mlflow comet slurm skypilot nemo_run validation_dataset
+    validation_dataloader _validation_dataset _validation_dataloader lr_scheduler dataloader clip_grad_norm moe_metrics
+    nvtx processor freeze_config tool_call_eval autopipeline parallelizer prewarm embedding_row_repair neftune
+    _dsv4_tulu3_chat_template longalign
+    """)
+"""Tables that change no memory of a training step of the language model, or only little."""
+
+REFUSED_IF_ENABLED = {
+    "qat": "quantization-aware training",
+    "autocast": "autocast around FSDP2's casts",
+}
+"""Table with the key `enabled` → what it turns on, which is not modelled."""
+
+MODEL_READ = field_names("""
+    _target_ pretrained_model_name_or_path config torch_dtype attn_implementation backend use_liger_kernel num_labels
+    num_nextn_predict_layers
+    """)
+
+MODEL_IGNORED = field_names("""
+    trust_remote_code force_hf load_base_model output_hidden_states use_sdpa_patching router_aux_loss_coef text_config
+    mtp_loss_scaling_factor mtp_use_repeated_layer kda_mode
+    """)
+
+CONFIG_KEYS = field_names("""
+    _target_ pretrained_model_name_or_path name_or_path trust_remote_code use_cache torch_dtype dtype architectures
+    attn_implementation_new _attn_implementation attn_implementation num_nextn_predict_layers kda_mode kda_unpad_inputs
+    kda_use_fused_gate kda_use_qk_l2norm_in_kernel
+    """)
+"""Keys of `model.config` beside which the config of the hub is the model's."""
+
+BUILDERS = (
+    "NeMoAutoModelForCausalLM",
+    "NeMoAutoModelForImageTextToText",
+    "NeMoAutoModelForMultimodalLM",
+    "NeMoAutoModelForSequenceClassification",
+)
+"""Classes whose `from_pretrained` and `from_config` build the model of a config of the hub."""
+
+FORMATS = {"bf16": "bf16", "bfloat16": "bf16", "auto": "bf16", "float32": "fp32", "fp32": "fp32"}
+
+DISTRIBUTED_READ = field_names("""
+    _target_ strategy dp_size dp_replicate_size tp_size cp_size pp_size ep_size sequence_parallel offload_policy
+    activation_checkpointing reshard_after_forward defer_fsdp_grad_sync mp_policy moe enable_compile
+    """)
+
+DISTRIBUTED_IGNORED = field_names("""
+    pipeline enable_async_tensor_parallel enable_fsdp2_prefetch fsdp2_backward_prefetch_depth
+    fsdp2_forward_prefetch_depth patch_is_packed_sequence activation_checkpointing_scope multimodal
+    """)
+
+OPTIMIZERS = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD")
+
+FUSED_ADAM = ".FusedAdam"
+"""The end of the path of Transformer Engine's Adam, which keeps fp32 copies of weights, or their lower 16 bits."""
+
+FLOAT8_RECIPES: Mapping[str, Float8Recipe] = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise_with_gw_hp": "rowwise_with_gw_hp",
+}
+"""torchao's names of scalings of float8 products."""
+
+STATE_FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
+
+OTHER_FUSED_ATTENTION = ("te", "ffpa")
+"""Values of `attn_implementation` that are Automodel's own, and keep no scores."""
+
+ADAPTER_READ = field_names("_target_ target_modules exclude_modules match_all_linear dim dropout use_dora lora_dtype")
+
+ADAPTER_IGNORED = field_names("""
+    alpha dropout_position lora_A_init use_memory_efficient_lora use_triton moe_rank_scaling
+    """)
+
+LENGTHS = ("seq_len", "seq_length", "max_length", "max_seq_length")
+"""Keys of `dataset` with the tokens of a sequence."""
+
+STACK = "fsdp2-liger"
+"""The software stack whose fused norms and gates Automodel's kernels are priced as (tests/timing/measured_rows.py)."""
+
+NODE_DEVICES = 8
+"""Devices of a node, as in Automodel's own benchmarks."""
+
+
+def is_automodel(config: Table) -> bool:
+    """Whether a table is a recipe of NeMo-Automodel."""
+    model = config.get("model")
+    has_tables = isinstance(model, Mapping) and isinstance(config.get("step_scheduler"), Mapping)
+    return has_tables and ("recipe" in config or TARGET in config["model"])
+
+
+def with_launcher(command_line: CommandLine) -> CommandLine:
+    """Returns a command `automodel` with the launcher that it starts, and with the words of the config alone."""
+    words = list(command_line.words)
+    while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
+        words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
+    launcher_words: list[str] = []
+    other_words: list[str] = []
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] not in ("--nproc-per-node", "--nproc_per_node"):
+            other_words.append(word)
+            continue
+        launcher_words += [word] if "=" in word or not words else [word, words.pop(0)]
+    if not launcher_words:
+        return command_line._replace(words=other_words)
+    return command_line._replace(launcher=[*command_line.launcher, "torchrun", *launcher_words], words=other_words)
+
+
+def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a recipe. Raises `InputError`, which names file and key."""
+    with reader_of(source_file) as reader:
+        _check_tables(reader, config)
+        model = reader.table(config, "model")
+        target = _model_name(reader, model)
+        distributed = reader.table(config, "distributed")
+        layout = _layout(reader, config, distributed)
+        scheduler = reader.table(config, "step_scheduler")
+        batch = reader.integer(scheduler, "local_batch_size", 1)
+        global_batch = reader.integer(scheduler, "global_batch_size", batch * layout.dp)
+        settings: dict[str, Any] = {
+            "phase": "training",
+            "batch": batch,
+            "num_microbatches": max(1, global_batch // (batch * layout.dp)),
+            **_length_settings(reader, config),
+            **_format_settings(reader, model, layout),
+            **_kernel_settings(reader, model),
+            **_optimizer_settings(reader, config),
+            **_loss_settings(reader, config),
+        }
+        if reader.flag(distributed, "enable_compile") or reader.flag(reader.table(config, "compile"), "enabled"):
+            settings["compile"] = True
+        recompute_value = distributed.get("activation_checkpointing")
+        if recompute_value in (True, "full"):
+            settings["recompute"] = "full"
+        elif recompute_value not in (None, False):
+            reader.unknown["distributed.activation_checkpointing"] = f"{shown(recompute_value)} is not modelled"
+        if config.get("peft") is not None:
+            settings |= _adapter_settings(reader, config)
+        elif reader.flag(reader.table(config, "quantization"), "load_in_4bit"):
+            reader.unknown["quantization.load_in_4bit"] = "weights in 4 bits without a table peft are not modelled"
+        is_sharded = layout.zero == 3
+        float8 = _float8_settings(reader, config, layout)
+        launch_settings = LaunchSettings(
+            layout, settings, _sharding_settings(reader, distributed, layout, float8) if is_sharded else None
+        )
+        return reader.launch("fsdp2" if is_sharded else "torch", launch_settings, target=target, stack=STACK)
+
+
+def _check_tables(reader: LaunchReader, config: Table) -> None:
+    """Records the tables that are ignored, and those that are unknown or turn on what is not modelled."""
+    recipe = config.get("recipe")
+    recipe_name = str(recipe.get(TARGET) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
+    if recipe is not None and recipe_name not in RECIPES:
+        raise reader.wrong("recipe", f"{shown(recipe_name)} is not modelled; expected one of {', '.join(RECIPES)}")
+    reader.check_names(config, {*TABLES_READ, *REFUSED_IF_ENABLED}, TABLES_IGNORED, "no key that is known")
+    for table_name, description in REFUSED_IF_ENABLED.items():
+        if reader.flag(reader.table(config, table_name), "enabled"):
+            reader.unknown[f"{table_name}.enabled"] = f"{description} is not modelled"
+
+
+def _model_name(reader: LaunchReader, model: Table) -> str:
+    """Returns the hub's name of the model. Records changes of its config as unknown."""
+    builder_path = str(model.get(TARGET) or "")[:120]
+    if builder_path and not any(f"{builder}." in builder_path for builder in BUILDERS):
+        raise reader.wrong(
+            f"model.{TARGET}", f"{shown(builder_path)} is not modelled; expected from_pretrained of {BUILDERS[0]}"
+        )
+    unknown_keys(reader, model, MODEL_READ | MODEL_IGNORED, "model")
+    hub_config = model.get("config")
+    config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
+    unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
+    for table, place in ((model, "model"), (config_table, "model.config")):
+        if table.get("num_nextn_predict_layers") not in (None, 0):
+            reader.unknown[f"{place}.num_nextn_predict_layers"] = "multi-token prediction is not modelled"
+    if builder_path.startswith("NeMoAutoModelForSequenceClassification") or model.get("num_labels") is not None:
+        reader.score_labels = reader.integer(model, "num_labels", 2)
+    names = (
+        model.get("pretrained_model_name_or_path"),
+        config_table.get("pretrained_model_name_or_path", config_table.get("name_or_path")),
+        hub_config,
+    )
+    return next((name[:200] for name in names if isinstance(name, str)), "")
+
+
+def _size(reader: LaunchReader, distributed: Table, key: str) -> int:
+    """Returns the size of a group of ranks: 1 where it is absent or `none`."""
+    size = distributed.get(key)
+    return 1 if str(size).lower() == "none" else integer_of(reader, f"distributed.{key}", size)
+
+
+def _layout(reader: LaunchReader, config: Table, distributed: Table) -> Layout:
+    """Returns the layout over the devices. Layers of a mixture stay gathered without `moe.reshard_after_forward`."""
+    reader.ignored += [f"distributed.{key}" for key in distributed if key in DISTRIBUTED_IGNORED]
+    unknown_keys(reader, distributed, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
+    strategy = str(distributed.get("strategy", "fsdp2")).lower()
+    if strategy not in ("fsdp2", "ddp"):
+        reader.unknown["distributed.strategy"] = f"{shown(strategy)} is not modelled; fsdp2 and ddp are"
+    tp, cp, pp, ep = (_size(reader, distributed, f"{group}_size") for group in ("tp", "cp", "pp", "ep"))
+    replicas = _size(reader, distributed, "dp_replicate_size")
+    if pp > 1:
+        reader.unknown["distributed.pp_size"] = (
+            "pipelines of layers_per_stage are not read; --allow-unknown counts none; TARGET with --framework fsdp2 "
+            "--pp and --vpp has stages"
+        )
+        pp = 1
+    fewest = tp * cp * max(_size(reader, distributed, "dp_size"), replicas)
+    world_size = _device_count(reader, config, max(fewest, ep))
+    dp, rest = divmod(world_size, tp * cp)
+    if rest or dp % replicas:
+        raise reader.wrong("distributed", f"{world_size} devices; expected a multiple of tp_size · cp_size")
+    if ep > 1 and (tp > 1 or world_size % ep):
+        raise reader.wrong(
+            "distributed.ep_size", f"{ep}; expected a divisor of the {world_size} devices, and tp_size 1"
+        )
+    if ep > 1:
+        reader.notes.append("ranks of experts are counted as torchtitan's: an all-to-all of rows, with even routing")
+    is_sharded = strategy != "ddp" and world_size > 1  # components/distributed/fsdp2.py leaves one rank as it is
+    mixture = reader.table(distributed, "moe")
+    return Layout(
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        ep=ep,
+        zero=3 if is_sharded else 0,
+        hsdp_replicas=replicas if is_sharded else 1,
+        reshard=not is_sharded
+        or (
+            reader.flag(mixture, "reshard_after_forward")
+            if ep > 1
+            else reader.flag(distributed, "reshard_after_forward", True)
+        ),
+        sequence_parallel=tp > 1 and reader.flag(distributed, "sequence_parallel"),
+    )
+
+
+def _device_count(reader: LaunchReader, config: Table, fewest: int) -> int:
+    """Returns the number of devices: that of the launcher, of the nodes of a benchmark, or the fewest of the layout."""
+    nodes = reader.table(config, "benchmark").get("num_nodes")
+    if reader.source.world_size is not None:
+        return reader.source.world_size
+    node_count = 0 if nodes is None else integer_of(reader, "benchmark.num_nodes", nodes)
+    if node_count * NODE_DEVICES > fewest:
+        reader.notes.append(f"{node_count} · {NODE_DEVICES} devices are assumed; {reader.source.devices_advice()}")
+        return node_count * NODE_DEVICES
+    if fewest > 1:
+        reader.notes.append(f"{fewest} devices are assumed, the fewest of the file; {reader.source.devices_advice()}")
+        return fewest
+    return reader.device_count(None)
+
+
+def _float8_settings(reader: LaunchReader, config: Table, layout: Layout) -> Float8Settings | None:
+    """Returns torchao's linear layers in 8 bits (components/quantization/fp8.py); None for none."""
+    float8 = reader.table(config, "fp8")
+    if not reader.flag(float8, "enabled"):
+        return None
+    recipe = FLOAT8_RECIPES.get(str(float8.get("recipe_name") or "tensorwise"))
+    if recipe is None:
+        raise reader.wrong(
+            "fp8.recipe_name", f"{shown(float8['recipe_name'])}; expected one of {', '.join(FLOAT8_RECIPES)}"
+        )
+    if layout.zero != 3:
+        raise reader.wrong(
+            "fp8.enabled", "products in 8 bits of one device are not modelled; expected --devices 2 or more"
+        )
+    names = float8.get("filter_fqns") or []
+    if not isinstance(names, list) or any(name != "lm_head" for name in names):
+        reader.unknown["fp8.filter_fqns"] = "lm_head is modelled"
+    return Float8Settings(
+        gathers_float8=recipe == "tensorwise" and reader.flag(float8, "enable_fsdp_float8_all_gather"),
+        recipe=recipe,
+        skipped_names=("output",) if names else (),
+    )
+
+
+def _sharding_settings(
+    reader: LaunchReader, distributed: Table, layout: Layout, float8: Float8Settings | None
+) -> TitanSettings:
+    """Returns FSDP2's settings, which reduce gradients in fp32 at the last micro-batch of a step by default."""
+    policy = reader.table(distributed, "mp_policy")
+    if FORMATS.get(str(policy.get("param_dtype", "bfloat16")).removeprefix("torch.")) != "bf16":
+        reader.unknown["distributed.mp_policy.param_dtype"] = "bfloat16 is modelled"
+    reduces_in_16_bits = str(policy.get("reduce_dtype", "float32")).removeprefix("torch.") == "bfloat16"
+    return TitanSettings(
+        float8=float8,
+        reduction_format="bfloat16" if reduces_in_16_bits else "float32",
+        reduces_each_microbatch=not reader.flag(distributed, "defer_fsdp_grad_sync", True),
+        offloads_to_host=distributed.get("offload_policy") is not None,
+        outer_groups="separate" if layout.ep > 1 else "together",
+        wraps_whole_experts=False,
+    )
+
+
+def _length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the tokens of a sequence: of a pack, or the longest of the data set."""
+    packing = reader.table(config, "packed_sequence")
+    for key in ("packed_sequence_size", "pack_size"):
+        if packing.get(key) not in (None, 0):
+            return {"seq": integer_of(reader, f"packed_sequence.{key}", packing[key])}
+    dataset = reader.table(config, "dataset")
+    for key in LENGTHS:
+        if dataset.get(key) is not None:
+            reader.longest_samples = key != "seq_len"
+            return {"seq": integer_of(reader, f"dataset.{key}", dataset[key])}
+    reader.notes.append("dataset: samples have any length; --seq says the longest (2,048 here)")
+    return {}
+
+
+def _format_settings(reader: LaunchReader, model: Table, layout: Layout) -> dict[str, Any]:
+    """Returns the formats of weights, which the optimizer updates as they are stored."""
+    written_format = str(reader.value(model, "torch_dtype", "auto")).removeprefix("torch.")[:20]
+    dtype = FORMATS.get(written_format)
+    if dtype is None:
+        raise reader.wrong("model.torch_dtype", f"{shown(written_format)}; expected auto, bfloat16 or float32")
+    if written_format == "auto":
+        reader.notes.append("model.torch_dtype auto: weights are in bf16, as most checkpoints are")
+    if dtype == "fp32" and layout.zero == 3:
+        return {"dtype": "bf16", "master_weights": "fp32"}
+    return {"dtype": dtype, "master_weights": "none"}
+
+
+def _kernel_settings(reader: LaunchReader, model: Table) -> dict[str, Any]:
+    """Returns the kernels of attention and of norms, which are one kernel each by Liger-Kernel, TE or a compiler."""
+    backend = reader.table(model, "backend")
+    if backend.get("te_fp8") is not None:
+        reader.unknown["model.backend.te_fp8"] = "products in 8 bits are not modelled"
+    settings: dict[str, Any] = {} if model.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
+    name, key = model.get("attn_implementation"), "model.attn_implementation"
+    if name is None and backend.get("attn") == "eager":
+        name, key = "eager", "model.backend.attn"
+    if name is None:
+        return {**settings, "attn_implementation": "flash"}
+    if name in OTHER_FUSED_ATTENTION:
+        return {**settings, "attn_implementation": "flash"}
+    return settings | attention_settings(reader, key, name)
+
+
+def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of the optimizer; torch's runs by foreach where nothing else is said."""
+    optimizer = reader.table(config, "optimizer")
+    name = str(reader.value(optimizer, TARGET, "torch.optim.AdamW"))[:120]
+    if name.startswith("transformer_engine") and name.endswith(FUSED_ADAM):
+        return _fused_adam_settings(reader, optimizer)
+    if name not in OPTIMIZERS:
+        reader.unknown[f"optimizer.{TARGET}"] = (
+            f"{shown(name)} is not modelled; {', '.join(OPTIMIZERS)} and Transformer Engine's FusedAdam are"
+        )
+        return {}
+    if name == "torch.optim.SGD":
+        return {"optimizer": "sgd"}
+    if reader.flag(optimizer, "fused"):
+        return {"optimizer": "adamw", "optimizer_impl": "fused"}
+    return {"optimizer": "adamw", "optimizer_impl": "loop" if optimizer.get("foreach") is False else "foreach"}
+
+
+def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, Any]:
+    """Returns the settings of Transformer Engine's Adam (transformer_engine/pytorch/optimizers/fused_adam.py).
+
+    Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
+    which these are longer (`store_param_remainders`).
+    """
+    formats = {
+        str(optimizer.get(key) or "float32").removeprefix("torch.") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")
+    }
+    if len(formats) > 1 or not formats <= {*STATE_FORMATS}:
+        reader.unknown["optimizer.exp_avg_dtype"] = "both states in float32, or both in bfloat16, are modelled"
+    if reader.flag(optimizer, "master_weights"):
+        has_remainders = reader.flag(optimizer, "store_param_remainders")
+        reader.frozen = FrozenModel(
+            "transformer_engine/pytorch/optimizers/fused_adam.py",
+            "bfloat16" if has_remainders else "float32",
+            name="lower 16 bits of main weights" if has_remainders else "main weights",
+        )
+    return {
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",
+        "optimizer_dtype": STATE_FORMATS.get(min(formats), "fp32"),
+    }
+
+
+def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of the loss: `MaskedCrossEntropy` copies logits to fp32 by default."""
+    loss = reader.table(config, "loss_fn")
+    name = str(reader.value(loss, TARGET, "MaskedCrossEntropy")).rpartition(".")[2][:80]
+    if name == "MaskedCrossEntropy":
+        return {} if reader.flag(loss, "fp32_upcast", True) else {"logits_dtype": "bf16"}
+    if name == "FusedLinearCrossEntropy":
+        reader.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
+        return {"cross_entropy": "chunked"}
+    if name == "ChunkedCrossEntropy":
+        return {"cross_entropy": "flash"}  # keeps logits in their format, and writes their gradients beside them
+    if name == "TEParallelCrossEntropy":
+        return {"cross_entropy": "fused"}
+    reader.unknown[f"loss_fn.{TARGET}"] = f"{shown(name)} is not modelled"
+    return {}
+
+
+def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
+    """Returns the settings of LoRA adapters, which have the format of the frozen weights by default."""
+    adapters = reader.table(config, "peft")
+    unknown_keys(reader, adapters, ADAPTER_READ | ADAPTER_IGNORED, "peft")
+    names = adapters.get("target_modules") or []
+    names = [names] if isinstance(names, str) else names
+    excluded = adapters.get("exclude_modules") or []
+    if not reader.flag(adapters, "match_all_linear") and not names and not excluded:
+        names = ["*_proj"]
+    is_every_layer = not names or "*" in names
+    if adapters.get("dropout") and adapters.get("dropout_position", "post") == "post":
+        reader.notes.append("peft.dropout_position post: dropout is counted before the adapters, an upper bound")
+    _note_excluded(reader, excluded if isinstance(excluded, list) else [excluded])
+    settings = lora_settings(
+        reader,
+        rank=("peft.dim", reader.value(adapters, "dim", 8)),
+        target_pair=("peft.target_modules", "all-linear" if is_every_layer else names),
+        dropout_value=adapters.get("dropout"),
+        magnitude_value=reader.flag(adapters, "use_dora"),
+    )
+    adapter_format = FORMATS.get(str(adapters.get("lora_dtype") or "bf16").removeprefix("torch."))
+    settings["lora_dtype"] = adapter_format or "bf16"
+    quantization = reader.table(config, "quantization")
+    if reader.flag(quantization, "load_in_4bit"):
+        has_nested_scales = reader.flag(quantization, "bnb_4bit_use_double_quant")
+        settings["base"] = "nf4-dq" if has_nested_scales else "nf4"
+    elif reader.flag(quantization, "load_in_8bit"):
+        settings["base"] = "int8"
+    return settings
+
+
+def _note_excluded(reader: LaunchReader, names: Sequence[Any]) -> None:
+    """Notes excluded layers of the language model, whose adapters are counted."""
+    counted = [
+        str(name)[:60] for name in names if not any(word in str(name) for word in ("vis", "multi_modal", "audio"))
+    ]
+    if counted:
+        reader.notes.append(f"peft.exclude_modules: adapters of {', '.join(counted[:6])} are counted too")

@@ -1,0 +1,67 @@
+"""Reads a YAML or JSON file of ms-swift: the arguments of its command, and variables under `ENV`.
+
+Source: ms-swift at 3602360a (2026-08-22), swift/cli/main.py, `parse_yaml_args`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..launch.command_line import CONFIG_ENDINGS
+from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, Table
+from .command import read_command as read_arguments
+
+TYPES = ("tuner_type", "train_type", "sft_type", "rlhf_type")
+"""Arguments by which a file of ms-swift is known."""
+
+MEGATRON_ARGUMENTS = ("micro_batch_size", "global_batch_size", "tensor_model_parallel_size", "recompute_granularity")
+"""Arguments of Megatron-SWIFT's commands alone."""
+
+
+def is_ms_swift(config: Table) -> bool:
+    """Whether a table has the arguments of a command of ms-swift."""
+    return any(name in config for name in TYPES)
+
+
+def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a file. Its arguments say which command takes it. Raises `InputError`."""
+    program = "megatron" if any(name in config for name in MEGATRON_ARGUMENTS) else "swift"
+    command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
+    return _read_with_file(config, command, source_file)
+
+
+def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a command, whose first word may be a file. Raises `InputError`."""
+    words = command_line.words
+    if not words or not words[0].endswith(CONFIG_ENDINGS):
+        return read_arguments(command_line, source_file)
+    config = LaunchReader(source_file).fetch_tables("the file of arguments", words[0], "a file of ms-swift")
+    return _read_with_file(config, command_line._replace(words=words[1:]), source_file)
+
+
+def _read_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
+    """Returns the run of a command with the arguments and the environment of a file before its words."""
+    variables = config.get("ENV")
+    env: dict[str, Any] = {**(variables if isinstance(variables, Mapping) else {}), **source_file.env}
+    texts = {str(name): str(value) for name, value in env.items()}
+    words = [
+        word
+        for name, value in config.items()
+        if name != "ENV" and value is not None
+        for word in (f"--{name}", *_words_of(value))
+    ]
+    world_size = source_file.world_size
+    if world_size is None and texts.get("NPROC_PER_NODE", "").isdecimal():
+        world_size = max(1, int(texts["NPROC_PER_NODE"][:6])) * max(1, int(texts.get("NNODES", "1")[:6] or 1))
+    source = replace(source_file, env=texts, world_size=world_size)
+    return read_arguments(command_line._replace(words=[*words, *command_line.words]), source)
+
+
+def _words_of(value: Any) -> list[str]:
+    """Returns the words of a value on a command line."""
+    if isinstance(value, list):
+        return [str(element) for element in value]
+    return [json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else str(value)]

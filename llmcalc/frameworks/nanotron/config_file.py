@@ -1,0 +1,129 @@
+"""Reads a config of nanotron: a model of the form of Llama or Qwen2, its layout, and its optimizer.
+
+Source: huggingface/nanotron at its main branch of 2026-04-07: src/nanotron/config/{config,models_config,
+parallelism_config}.py for keys and defaults, src/nanotron/optim/gradient_accumulator.py for sums in fp32,
+src/nanotron/models/{llama,qwen}.py for the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...algebra import ceil_div
+from ...errors import shown
+from ...model import ModelSpec
+from ...sources.files import validate
+from ...sources.huggingface.family import field_names
+from ..launch.record import Launch, LaunchReader, LaunchSource, Table, integer_of, reader_of, unknown_keys
+from ..megatron.named_model import MegatronRun, megatron_run
+
+MODEL_TYPES = ("is_llama_config", "is_qwen2_config")
+"""Keys that name the classes of models that are read."""
+
+MODEL_KEYS = field_names("""
+    is_llama_config is_qwen2_config hidden_size intermediate_size num_hidden_layers num_attention_heads
+    num_key_value_heads vocab_size max_position_embeddings tie_word_embeddings rms_norm_eps rope_theta attention_bias
+    hidden_act bos_token_id eos_token_id pad_token_id pretraining_tp use_cache initializer_range rope_scaling
+    rope_interleaved interleaved_rotary rope_seq_len_interpolation_factor z_loss_enabled z_loss_coefficient
+    no_rope_layer flex_attention_mask sliding_window_size _attn_implementation _fused_rms_norm _fused_rotary_emb
+    _use_qkv_packed _use_doc_masking ring_attn_heads_k_stride
+    """)
+"""Keys of `model.model_config` that are read, or change no memory of a step."""
+
+PARALLELISM_KEYS = field_names("""
+    dp pp tp pp_engine tp_mode tp_linear_async_communication recompute_layer tp_recompute_allgather
+    expert_parallel_size context_parallel_size moe_layer_recompute
+    """)
+
+BUFFERS_NOTE = "nanotron's buffers are counted as Megatron-Core's, an estimate"
+
+
+def is_nanotron(config: Table) -> bool:
+    """Whether a table is a config of nanotron."""
+    return all(isinstance(config.get(table_name), Mapping) for table_name in ("general", "parallelism", "tokens"))
+
+
+def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
+    """Returns the training run of a config. Raises `InputError`, which names file and key."""
+    with reader_of(source_file) as reader:
+        parallelism, tokens = reader.table(config, "parallelism"), reader.table(config, "tokens")
+        model, optimizer = reader.table(config, "model"), reader.table(config, "optimizer")
+        unknown_keys(reader, parallelism, PARALLELISM_KEYS, "parallelism")
+        if parallelism.get("expert_parallel_size") not in (None, 1):
+            reader.unknown["parallelism.expert_parallel_size"] = "ranks of experts are not modelled here"
+        if str(model.get("dtype", "bfloat16")) not in ("bfloat16", "torch.bfloat16"):
+            reader.unknown["model.dtype"] = f"{shown(model.get('dtype'))}; bfloat16 is modelled"
+        factory = reader.table(optimizer, "optimizer_factory")
+        if str(factory.get("name", "adamW")).lower() != "adamw":
+            reader.unknown["optimizer.optimizer_factory"] = f"{shown(factory.get('name'))}; adamW is modelled"
+        zero_stage = reader.integer(optimizer, "zero_stage", 0, minimum=0)
+        if zero_stage > 1:
+            raise reader.wrong("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
+        tp, pp, cp = (integer_of(reader, f"parallelism.{key}", parallelism.get(key) or 1) for key in SIZES)
+        file_devices = tp * pp * cp * integer_of(reader, "parallelism.dp", parallelism.get("dp") or 1)
+        parallel_run = MegatronRun(
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            sequence_parallel=str(parallelism.get("tp_mode", "ALL_REDUCE")).upper() == "REDUCE_SCATTER",
+            distributed_optimizer=zero_stage == 1,
+            batch=reader.integer(tokens, "micro_batch_size", 1),
+            seq=integer_of(reader, "tokens.sequence_length", tokens.get("sequence_length")),
+            num_microbatches=reader.integer(tokens, "batch_accumulation_per_replica", 1),
+            recompute_granularity="full" if reader.flag(parallelism, "recompute_layer") else None,
+            recompute_method="uniform" if reader.flag(parallelism, "recompute_layer") else None,
+            recompute_num_layers=1 if reader.flag(parallelism, "recompute_layer") else None,
+            grad_dtype="fp32" if reader.flag(optimizer, "accumulate_grad_in_fp32") else "bf16",
+            fuses_activation=False,
+        )
+        if pp > 1 and str(parallelism.get("pp_engine", "1f1b")).lower() != "1f1b":
+            reader.unknown["parallelism.pp_engine"] = f"{shown(parallelism.get('pp_engine'))}; 1f1b is modelled"
+        launch_settings = megatron_run(reader, parallel_run, source_file.world_size or file_devices, {})
+        reader.notes.append(BUFFERS_NOTE)
+        return reader.launch("megatron", launch_settings, spec=_model_of(reader, model, tp), stack="nanotron")
+
+
+SIZES = ("tp", "pp", "context_parallel_size")
+"""Keys of `parallelism` with the sizes of groups, beside `dp`."""
+
+
+def _model_of(reader: LaunchReader, model: Table, tp: int) -> ModelSpec:
+    """Returns the model that `model.model_config` describes, with its padded vocabulary. tp: its tensor ranks."""
+    config = reader.table(model, "model_config")
+    unknown_keys(reader, config, MODEL_KEYS, "model.model_config")
+    if not any(config.get(key) for key in MODEL_TYPES):
+        raise reader.wrong("model.model_config", f"no {' or '.join(MODEL_TYPES)}; expected a model of one of these")
+
+    def size(key: str) -> int:
+        return integer_of(reader, f"model.model_config.{key}", config.get(key))
+
+    heads = size("num_attention_heads")
+    kv_heads = integer_of(reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads)
+    norm = {"type": "rmsnorm"}
+    row_multiple = tp * reader.integer(model, "make_vocab_size_divisible_by", 1)
+    spec_table = {
+        "vocab_size": ceil_div(size("vocab_size"), row_multiple) * row_multiple,
+        "hidden_size": size("hidden_size"),
+        "tie_word_embeddings": reader.flag(config, "tie_word_embeddings"),
+        "max_position_embeddings": size("max_position_embeddings"),
+        "decoder": {
+            "num_hidden_layers": size("num_hidden_layers"),
+            "final_norm": norm,
+            "block": {
+                "norm": norm,
+                "norm_placement": "pre",
+                "attention": {
+                    "num_attention_heads": heads,
+                    "num_key_value_heads": kv_heads,
+                    "position": {"type": "rope", "rope_theta": float(config.get("rope_theta") or 10000.0)},
+                    **dict.fromkeys(("q_bias", "k_bias", "v_bias"), reader.flag(config, "attention_bias")),
+                },
+                "feed_forward": {
+                    "intermediate_size": size("intermediate_size"),
+                    "hidden_act": str(config.get("hidden_act", "silu"))[:40],
+                    "gated": True,
+                },
+            },
+        },
+    }
+    return validate(ModelSpec, spec_table, reader.where)

@@ -1,0 +1,163 @@
+"""Recipes of NeMo-Automodel: formats, shards, experts, adapters, losses and the command that starts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.fsdp2.settings import Float8Settings, TitanSettings
+from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.launch.record import Launch
+
+FILE = Path(__file__).parents[2] / "data" / "launch" / "automodel_lora.yaml"
+
+
+def changed(world_size: int | None = None, **tables: Any) -> Launch:
+    """The run of the file with other tables, whose keys replace the file's; None removes a table."""
+    data = yaml.safe_load(FILE.read_text())
+    for name, table in tables.items():
+        data[name] = {**(data.get(name) or {}), **table} if isinstance(table, dict) else table
+    text = yaml.safe_dump({name: table for name, table in data.items() if table is not None})
+    return launch_of(text, "recipe.yaml", world_size)
+
+
+def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_says() -> None:
+    launch = read_launch(FILE)
+    assert (launch.program, launch.framework, launch.target) == ("NeMo-Automodel", "torch", "Qwen/Qwen2.5-0.5B")
+    expected = {
+        "batch": 8,
+        "seq": 512,
+        "num_microbatches": 8,
+        "recompute": "full",
+        "lora_rank": 8,
+        "lora_dtype": "bf16",
+    }
+    assert expected.items() <= launch.settings.items()
+    answer = llmcalc.memory(launch=FILE)
+    other = llmcalc.memory(launch=FILE, lora_targets="q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj")
+    assert answer.document["memory"] == other.document["memory"]
+
+
+def test_shards_reduce_in_fp32_at_the_last_microbatch() -> None:
+    launch = changed(8, peft=None)
+    assert (launch.framework, launch.layout.dp, launch.layout.zero) == ("fsdp2", 8, 3)
+    assert launch.settings["num_microbatches"] == 1
+    assert launch.own_settings == TitanSettings(
+        reduction_format="float32", reduces_each_microbatch=False, outer_groups="together", wraps_whole_experts=False
+    )
+    assert launch.settings["master_weights"] == "none"
+    in_fp32 = changed(8, peft=None, model={"torch_dtype": "float32"})
+    assert (in_fp32.settings["dtype"], in_fp32.settings["master_weights"]) == ("bf16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        ({"fp32_upcast": False}, {"logits_dtype": "bf16"}),
+        ({"_target_": "a.FusedLinearCrossEntropy"}, {"cross_entropy": "chunked"}),
+        ({"_target_": "a.TEParallelCrossEntropy"}, {"cross_entropy": "fused"}),
+        ({"_target_": "a.ChunkedCrossEntropy"}, {"cross_entropy": "flash"}),
+    ],
+)
+def test_losses(loss: dict[str, Any], settings: dict[str, Any]) -> None:
+    assert settings.items() <= changed(loss_fn=loss).settings.items()
+
+
+def test_experts_of_one_rank_are_not_wrapped(run: Any) -> None:
+    """components/moe/parallelizer.py, `apply_fsdp`: with `ep_shard` 1 experts are ignored, so that none are copied."""
+    words = "memory", "olmoe-1b-7b?num_hidden_layers=2", "--launch", "moe.yaml", "--seq", "256", "--format", "json"
+    data = yaml.safe_load(FILE.read_text()) | {"peft": None, "distributed": {"ep_size": 4, "strategy": "fsdp2"}}
+    data["model"] = {"_target_": data["model"]["_target_"]}
+    Path("moe.yaml").write_text(yaml.safe_dump(data))
+    launch = read_launch("moe.yaml")
+    assert (launch.layout.ep, launch.layout.dp, launch.layout.reshard) == (4, 4, False)
+    phases = run(*words).document["memory"]["by_phase"]
+    bytes_of_experts = 2 * (64 // 4) * 3 * 2048 * 1024 * 2  # two layers, in bf16
+    other_bytes = phases["forward"]["weights"] - phases["step"]["weights"]
+    assert 0 < other_bytes < 2 * (2 * 50304 * 2048 + 2 * 4 * 2048 * 2048 + 2 * 64 * 2048 + 50_000)
+    assert phases["step"]["weights"] > bytes_of_experts
+
+
+def test_states_of_transformer_engines_adam() -> None:
+    """docs/guides/mixed-precision-training.mdx: bf16 weights and 16 bits of remainders are as long as fp32 weights."""
+    adam = {
+        "_target_": "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam",
+        "master_weights": True,
+        "store_param_remainders": True,
+    }
+    launch = changed(8, peft=None, optimizer=adam)
+    assert (launch.settings["optimizer_dtype"], launch.settings["optimizer_impl"]) == ("fp32", "fused")
+    assert launch.frozen is not None
+    assert launch.frozen.data()["name"] == "lower 16 bits of main weights"
+    whole = changed(8, peft=None, optimizer={**adam, "store_param_remainders": False})
+    assert whole.frozen is not None
+    assert whole.frozen.data()["dtype"] == "float32"
+
+
+def test_products_in_8_bits_need_shards() -> None:
+    table = {
+        "enabled": True,
+        "recipe_name": "tensorwise",
+        "enable_fsdp_float8_all_gather": True,
+        "filter_fqns": ["lm_head"],
+    }
+    settings = changed(8, peft=None, fp8=table).own_settings
+    assert settings.float8 == Float8Settings(gathers_float8=True)
+    with pytest.raises(InputError, match="expected --devices 2 or more"):
+        changed(peft=None, fp8=table)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"distributed": {"pp_size": 2}}, "distributed.pp_size"),
+        ({"distributed": {"strategy": "megatron_fsdp"}}, "'megatron_fsdp' is not modelled"),
+        ({"model": {"num_nextn_predict_layers": 1}}, "multi-token prediction"),
+        ({"model": {"_target_": "a.build_gpt2_model"}}, "expected from_pretrained of NeMoAutoModelForCausalLM"),
+        ({"model": {"config": {"hidden_size": 64}}}, "model.config.hidden_size"),
+        ({"recipe": "TrainEagle3Recipe"}, "'TrainEagle3Recipe' is not modelled"),
+        ({"optimizer": {"_target_": "dion.Muon"}}, "'dion.Muon' is not modelled"),
+        ({"qat": {"enabled": True}}, "quantization-aware"),
+        ({"distributed": {"ep_size": 3}}, "expected a divisor of the 8 devices"),
+    ],
+)
+def test_what_is_not_modelled_is_named(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        changed(8, **tables)
+
+
+def test_the_command_names_processes_and_overrides() -> None:
+    """nemo_automodel/cli/app.py; until 2025 `automodel finetune llm -c FILE`."""
+    launch = read_launch(f"automodel {FILE} --nproc-per-node 4 --step_scheduler.local_batch_size 2")
+    assert (launch.layout.world, launch.settings["batch"], launch.settings["num_microbatches"]) == (4, 2, 8)
+    older = read_launch(f"automodel finetune llm -c {FILE} --nproc-per-node=2")
+    assert (older.program, older.layout.world) == ("NeMo-Automodel", 2)
+
+
+PEAKS = {"one device": (1, False, 53.03), "eight": (8, False, 47.59), "one, with checkpoints": (1, True, 33.06)}
+"""Devices, whether layers are checkpoints, and the published peak in GiB.
+
+Source: NVIDIA-NeMo/Automodel at 36044ad3, docs/guides/gradient-checkpointing.mdx: Llama 3.2 1B on an H100-80GB, local
+batch 8, 2,048 tokens, AdamW, PyTorch 2.8, `torch.cuda.max_memory_allocated()`, averaged over ranks. Its row of cut
+cross-entropy (7.30 GB) is the same with and without shards, and is left out.
+"""
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_published_peaks_of_full_training(name: str) -> None:
+    devices, recompute, peak = PEAKS[name]
+    launch = {
+        **yaml.safe_load(FILE.read_text()),
+        "peft": None,
+        "packed_sequence": {"packed_sequence_size": 2048},
+        "distributed": {"strategy": "fsdp2", "activation_checkpointing": recompute},
+    }
+    launch["model"] = {"_target_": launch["model"]["_target_"]}
+    Path("recipe.yaml").write_text(yaml.safe_dump(launch))
+    answer = llmcalc.memory("llama3.2-1b", launch="recipe.yaml", devices=devices)
+    assert answer.document["memory"]["peak_bytes"] / 2**30 == pytest.approx(peak, rel=0.06)
