@@ -58,7 +58,7 @@ class Classifier(Component):
         return self
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        transform, scored_rows = self.transform, self._scored_rows()
+        transform, scored_rows = self.transform, SEQUENCES if self.over == "sequence" else LOGITS
         if self.similarity_numbers:
             recorder.vector("similarity", Axis("numbers", self.similarity_numbers), role="idle")
         classifier_input = x.view(*x.axes, new_rows=scored_rows)
