@@ -425,7 +425,7 @@ class Stack(Component):
         )
         if has_single_layer:
             return x
-        role_field = {"role": "shared"} if layer.shares_all else {}
+        role_field = {"role": "shared"} if layer.shares_all_parameters else {}
         shared_label = (shown_label or BASE) + SHARED
         later_layer_sharing = LayerSharing(is_first=False, other_layers=other_layer_count)
         return recorder.layers(
@@ -633,7 +633,7 @@ def _reference_class() -> type[nn.Module]:
         def __init__(self, spec: Stack, model_properties: ModelProperties) -> None:
             super().__init__()
             embedding_context = ModelProperties(
-                spec.input_size or model_properties.hidden_size, model_properties.causal
+                spec.input_size or model_properties.hidden_size, model_properties.is_causal
             )
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, model_properties.hidden_size)

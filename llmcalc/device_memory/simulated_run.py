@@ -90,7 +90,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
                 operation.options["cap"] is not None
                 or (
                     not has_extra_mask_input(operation)
-                    and (len(operation.ins) > 3 or operation.options.get("selected") is not None)
+                    and (len(operation.input_values) > 3 or operation.options.get("selected_keys") is not None)
                 )
             )
         )

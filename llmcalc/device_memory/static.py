@@ -450,9 +450,9 @@ def _optimizer_state(
         run_settings.optimizer_dtype or weight_format,
         has_momentum,
     )
-    return optimizer_record.state(adapters.adapters(params.tree, params.include), state_format, has_momentum).with_more(
-        copy_state
-    )
+    return optimizer_record.state(
+        adapters.adapters(params.tree, params.include), state_format, has_momentum
+    ).combined_with(copy_state)
 
 
 def _adapters_and_format(

@@ -54,7 +54,7 @@ class Cluster:
 
     run: RunOnRanks
     framework: Framework
-    _replayed: dict[tuple[int, CudaRuntime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
+    _replayed_ranks: dict[tuple[int, CudaRuntime], RankMemory] = field(default_factory=dict, repr=False, compare=False)
     _inference_ranks: dict[int, Memory] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
@@ -160,9 +160,9 @@ class Cluster:
 
     def rank_memory(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
         """Returns the memory of one rank, from a cached replay."""
-        if (rank, cuda_runtime) not in self._replayed:
-            self._replayed[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
-        return self._replayed[rank, cuda_runtime]
+        if (rank, cuda_runtime) not in self._replayed_ranks:
+            self._replayed_ranks[rank, cuda_runtime] = self._replay(rank, cuda_runtime)
+        return self._replayed_ranks[rank, cuda_runtime]
 
     def tensor_bytes(self, rank: int, cuda_runtime: CudaRuntime) -> int:
         """Returns a rank's tensor bytes at the peak in training; 0 if only a replay can compute them."""
@@ -323,7 +323,9 @@ def attention_of(memory_estimate: Memory, framework: Framework) -> AttentionImpl
     """Returns the attention implementation: the requested one, or the framework's default."""
     requested_attention = memory_estimate.settings.attn_implementation
     return (
-        requested_attention or framework.attention or default_attention(memory_estimate.settings, memory_estimate.spec)
+        requested_attention
+        or framework.default_attention
+        or default_attention(memory_estimate.settings, memory_estimate.spec)
     )
 
 

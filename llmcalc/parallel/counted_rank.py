@@ -21,7 +21,7 @@ SIZES = ("tp", "sequence_parallel", "pp", "vpp", "pp_layout", "cp", "dp", "ep", 
 """The settings of a layout by which counts of one rank differ."""
 
 RANK = DeclaredSetting(
-    "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", least=0)
+    "rank", int, Setting("Count what this rank of the layout has.", "Layout", "the rank that has most", minimum=0)
 )
 
 

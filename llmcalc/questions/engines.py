@@ -66,7 +66,7 @@ class EngineQuestion:
         try:
             yield
         except InputError as error:
-            if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
+            if self.launch is None or str(error).startswith((self.launch.name_in_errors, "--hardware")):
                 raise
             is_size_error = self.has_sizes_of_name and isinstance(error, ImpossibleLayout)
             size_remark = self.preset.remark_on_sizes(self.launch.target) if is_size_error else ""
@@ -174,7 +174,7 @@ def engine_questions(
     questions = []
     for server in launched_servers:
         overridden_flags = {
-            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.values.get(flag_name))
+            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.flag_values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
         }
         name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
@@ -183,12 +183,14 @@ def engine_questions(
             EngineQuestion(
                 preset,
                 tuple(engine_names) or (name_and_version,),
-                {**server.values, **flag_values},
+                {**server.flag_values, **flag_values},
                 hardware or server.hardware or None,
                 quantize or quantization_scheme,
                 has_sizes_of_name=quantization_scheme is not None and target in (None, ""),
                 launch=replace(
-                    server, overridden=overridden_flags, notes=(*server.notes, *_notes_on_model_name(preset, server))
+                    server,
+                    option_overrides=overridden_flags,
+                    notes=(*server.notes, *_notes_on_model_name(preset, server)),
                 ),
             )
         )
@@ -327,7 +329,9 @@ def ask_engine_fit(
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError("--devices: no layout divides the model over so many; expected another number")
-    options.sort(key=lambda option: (not option.serves, option.memory.devices, option.hardware.capacity_bytes))
+    options.sort(
+        key=lambda option: (not option.serves_all_users, option.memory.devices, option.hardware.capacity_bytes)
+    )
     best_option, flag_changes = options[0], tuple[FlagChange, ...]()
     hardware, engine_memory = best_option.hardware, best_option.memory
     if named_hardware is not None:
@@ -349,7 +353,7 @@ def ask_engine_fit(
         ]
         return fit_report(engine_use, options, token_times, user_count, named_hardware is not None, user_limit)
 
-    return ReportedAnswer(options, report, best_option.serves)
+    return ReportedAnswer(options, report, best_option.serves_all_users)
 
 
 def _users_of_file(engine: Engine, engine_question: EngineQuestion, engine_flags: Mapping[str, Any]) -> int:
@@ -382,7 +386,7 @@ def change_for_users(flag_change: FlagChange, users: int) -> FlagChange:
 def _drop_context_length(engine: Engine, server: LaunchedServer, engine_flags: dict[str, Any]) -> None:
     """Removes the launch file's context length from the flags: the length of the users' requests replaces it."""
     length_field = engine.field_of_option("--seq")
-    if length_field not in server.overridden:
+    if length_field not in server.option_overrides:
         engine_flags.pop(length_field, None)
 
 
@@ -416,7 +420,7 @@ def _fewest_devices(
         if serving_options and engine_memory.devices > serving_options[0].memory.devices:
             break
         tried_options.append(EngineOption(hardware, layout_flags, engine_memory, engine_memory.has_room_for(users)))
-        serving_options += tried_options[-1:] if tried_options[-1].serves else []
+        serving_options += tried_options[-1:] if tried_options[-1].serves_all_users else []
         if serving_options and not engine.shows_alternatives:
             break
     return (

@@ -92,7 +92,7 @@ def _parse_count(option_name: str, option_value: Any) -> int:
     return parse_count(str(option_value), option_name)
 
 
-listed = partial(Setting, common=True)
+listed = partial(Setting, is_common=True)
 """A setting that `--help` lists."""
 
 InputTokens: TypeAlias = Annotated[int | None, listed("Tokens of a prompt.")]
@@ -172,14 +172,14 @@ class TimeOptions:
         int | None,
         listed("Sequences per step of all devices; default a micro-batch of each replica, or about 4M tokens."),
     ] = None
-    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", least=0)] = None
+    context: Annotated[int | None, listed("In prefill, tokens that are cached before the prompt.", minimum=0)] = None
     server: Annotated[bool, listed("In prefill, add a server's time before the first token.")] = False
     stack: Stack = None
     overlap: Overlap = None
     nic: NicRate = None
     calibrate: Calibrate = None
     by_node: Annotated[
-        int | None, listed("List the time by nodes of the model, to this depth.", most=MAX_DEPTH, metavar="DEPTH")
+        int | None, listed("List the time by nodes of the model, to this depth.", maximum=MAX_DEPTH, metavar="DEPTH")
     ] = None
     measured: Annotated[
         float | None,
@@ -191,7 +191,7 @@ class TimeOptions:
 OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
 """Options of time that only mean something in a plan by time."""
 
-size = partial(listed, panel="Layout", most=1024)
+size = partial(listed, panel="Layout", maximum=1024)
 of_load = partial(listed, panel="Inference")
 
 
@@ -265,7 +265,7 @@ class ServeOptions:
         ),
     ] = None
     draft_tokens: Annotated[
-        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", most=64)
+        int | None, of_load(f"Tokens that are drafted in a step; default {DRAFT_TOKENS}.", maximum=64)
     ] = None
     disaggregate: Annotated[
         str | None,

@@ -115,7 +115,7 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layouts.untried_sizes
+                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_sizes
                 )
                 if is_divided or (layout.zero and WHOLE_WEIGHTS[framework_record.name] is None):
                     continue
@@ -268,7 +268,7 @@ def _training_framework_option(layout: LayoutRequest) -> str:
         return ""
     from ..frameworks.registry import framework
 
-    return "" if framework(layout.framework).serves else f"--framework {layout.framework}"
+    return "" if framework(layout.framework).runs_inference else f"--framework {layout.framework}"
 
 
 def memory_question(
@@ -309,15 +309,15 @@ def memory_question(
         launch_file, run_options.layout.devices, allow_unknown, release_date=date, gpu_name=gpu_name, options=options
     )
     if is_setting_given("phase") and run_options.settings.phase != "training":
-        raise InputError(f"--phase: {launched_run.where} starts training; remove the option")
+        raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
     for field, option_value in model_options.items() if launched_run.spec is not None else ():
         if option_value:
             raise InputError(
-                f"{option(field)}: {launched_run.where} defines the model that it trains; remove the option"
+                f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
             )
     if launched_run.spec is None:
-        preset = model_of_file(target, launched_run.target, launched_run.where, read_model)
-        model_notes = (note for note in preset.notes if launched_run.where in note)
+        preset = model_of_file(target, launched_run.target, launched_run.name_in_errors, read_model)
+        model_notes = (note for note in preset.notes if launched_run.name_in_errors in note)
         launched_run = replace(launched_run, notes=(*launched_run.notes, *model_notes))
         if (
             target is not None
@@ -330,13 +330,14 @@ def memory_question(
         preset = Preset(name=str(launch_file), model=launched_run.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
-    if launched_run.score_labels is not None:
+    if launched_run.score_label_count is not None:
         typed_setting = next((name for name in LOGIT_SETTINGS if name in options), "")
         if typed_setting:
             raise InputError(
-                f"{option(typed_setting)}: {launched_run.where} trains a model without logits; remove the option"
+                f"{option(typed_setting)}: {launched_run.name_in_errors} trains a model without logits; "
+                "remove the option"
             )
-        preset = _with_score_head(preset, launched_run.score_labels)
+        preset = _with_score_head(preset, launched_run.score_label_count)
         launched_run = replace(launched_run, settings=_without_logits(launched_run.settings))
     launched_run = translate_targets(with_published_weights(launched_run, preset), preset.model, preset.checkpoint)
     launched_run = launched_run.with_stage_sizes(preset.model.main.num_hidden_layers)
@@ -453,7 +454,7 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
     no product of weights in bf16. Adapters stay in fp32 beside them, under autocast where the file has it.
     """
-    if not launched_run.published_weights or preset.dtype not in HALF_FORMATS:
+    if not launched_run.keeps_checkpoint_format or preset.dtype not in HALF_FORMATS:
         return launched_run
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"

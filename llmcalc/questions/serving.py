@@ -116,7 +116,7 @@ def serve_study(
     input_tokens, output_tokens = (
         (options.input, options.output)
         if request_trace is None
-        else (request_trace.mean_input, request_trace.mean_output)
+        else (request_trace.mean_input_tokens, request_trace.mean_output_tokens)
     )
     assert input_tokens is not None
     assert output_tokens is not None

@@ -228,7 +228,7 @@ def _whole_replica_notes(
         return []
     if layout.world == 1:
         return ["the device holds the whole model: llmcalc fit tries changes that need less"]
-    shards_states_alone = cluster.framework.layouts.default_zero_stage == 1
+    shards_states_alone = cluster.framework.layout_rules.default_zero_stage == 1
     shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
     return [
         f"each device holds the whole model: {shard_options}; with the same options llmcalc plan lists the layouts "
@@ -251,8 +251,8 @@ def _longest_samples_notes(
     if (
         assumed_accelerator
         or launched_run is None
-        or not launched_run.longest_samples
-        or "seq" in launched_run.overridden
+        or not launched_run.counts_longest_samples
+        or "seq" in launched_run.option_overrides
     ):
         return []
     if all(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
@@ -267,10 +267,10 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run is None:
         return []
     notes = list(launched_run.notes)
-    if launched_run.filled_in:
+    if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.filled_in.items()
+            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -278,12 +278,12 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
 
 def _override_text(launched_run: Launch | None) -> str:
     """Writes the options typed beside a launch file, each with the file's value; empty without typed options."""
-    if launched_run is None or not launched_run.overridden:
+    if launched_run is None or not launched_run.option_overrides:
         return ""
     override_texts = (
-        f"{option(setting_name)} {_value_text(changed_setting.option)}"
-        + ("" if changed_setting.file is None else f" in the place of {_value_text(changed_setting.file)}")
-        for setting_name, changed_setting in launched_run.overridden.items()
+        f"{option(setting_name)} {_value_text(changed_setting.option_value)}"
+        + ("" if changed_setting.file_value is None else f" in the place of {_value_text(changed_setting.file_value)}")
+        for setting_name, changed_setting in launched_run.option_overrides.items()
     )
     return f"; beside the file {', '.join(override_texts)}"
 
@@ -309,7 +309,7 @@ def cluster_data(
     )
     workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
-        framework_data = cluster.framework.document(cluster.run)
+        framework_data = cluster.framework.document_values(cluster.run)
         workload, execution = (
             workload | framework_data.get("workload", {}),
             execution | framework_data.get("execution", {}),

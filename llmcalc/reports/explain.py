@@ -529,7 +529,7 @@ def _latex_text(preset: Preset, explanation: Explanation, bibtex: bool, rank_sha
         latex_lines += [r"\begin{align*}", " \\\\\n".join(equation_lines), r"\end{align*}"]
     meaning_by_symbol = _symbol_meanings(explanation).items()
     legend_lines = [
-        rf"{LATEX.symbol(symbol)} &= {LATEX.number(Fraction(symbol_meaning['value']))} "
+        rf"{LATEX.write_symbol(symbol)} &= {LATEX.write_number(Fraction(symbol_meaning['value']))} "
         rf"&& \text{{{latex_text(symbol_meaning['field'])}}}"
         for symbol, symbol_meaning in meaning_by_symbol
     ]

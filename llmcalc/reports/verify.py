@@ -286,13 +286,13 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     """Returns a note on coverage: how many parts with parameters are compared one by one, and which are not."""
     covered_models = [(verdict, verdict.coverage) for verdict in model_verdicts if verdict.coverage is not None]
     direct_count, summed_count = (
-        sum(len(comparison.alone) for _, comparison in covered_models),
-        sum(len(comparison.summed) for _, comparison in covered_models),
+        sum(len(comparison.compared_alone) for _, comparison in covered_models),
+        sum(len(comparison.compared_in_sums) for _, comparison in covered_models),
     )
     missing_paths = [
         path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
         for model_verdict, comparison in covered_models
-        for path in comparison.missing
+        for path in comparison.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MOST_MISSING else ""
     return (
@@ -334,7 +334,7 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                     [
                         _node_path_or_peak_moment(comparison),
                         comparison.closed_form,
-                        "none" if comparison.measured is None else comparison.measured,
+                        "none" if comparison.measured_value is None else comparison.measured_value,
                         comparison.explanation(model_verdict.sizes),
                     ]
                 )

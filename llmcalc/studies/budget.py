@@ -32,7 +32,7 @@ class BudgetCheck:
     target: the model, as the budget names it.
     key: the key of the budget, such as `params`.
     settings: settings of the run in the budget.
-    measured: exact value, in parameters, FLOPs or bytes.
+    measured_value: exact value, in parameters, FLOPs or bytes.
     limits: the bounds.
     accelerator: the accelerator for the key `fits`; else empty.
     warning: note that the sequence exceeds the model's context length; else empty.
@@ -41,7 +41,7 @@ class BudgetCheck:
     target: str
     key: str
     settings: dict[str, Any]
-    measured: Fraction
+    measured_value: Fraction
     limits: tuple[BudgetLimit, ...]
     accelerator: str = ""
     warning: str = ""
@@ -49,12 +49,14 @@ class BudgetCheck:
     @property
     def ok(self) -> bool:
         """Whether the value is within all limits."""
-        return all(bound_limit.is_met_by(self.measured) for bound_limit in self.limits)
+        return all(bound_limit.is_met_by(self.measured_value) for bound_limit in self.limits)
 
     @property
     def violated_limit(self) -> BudgetLimit | None:
         """The first limit that the value violates; None if the value is within the limits."""
-        return next((bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured)), None)
+        return next(
+            (bound_limit for bound_limit in self.limits if not bound_limit.is_met_by(self.measured_value)), None
+        )
 
 
 def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:

@@ -49,7 +49,7 @@ class ServingFitAnswer:
 
     memory: the run on one device.
     tried_replicas: all layouts, most replicas first.
-    best: the layout that fits with most replicas; if none fits, the one that requires least.
+    best_replica: the layout that fits with most replicas; if none fits, the one that requires least.
     fewest_devices: fewest accelerators of one replica that fits, with all that divide its experts; None if none of the
         tried numbers suffices.
     layout_on_fewest: the layout of that replica.
@@ -60,7 +60,7 @@ class ServingFitAnswer:
 
     memory: Memory
     tried_replicas: tuple[ReplicaFit, ...]
-    best: ReplicaFit
+    best_replica: ReplicaFit
     fewest_devices: int | None
     layout_on_fewest: Layout | None
     largest_run: FitAnswer

@@ -162,7 +162,7 @@ class NodeTrackingEager(EagerKernels):
 
 
 def _node_name_and_label(scope_or_step: ModuleScope | Step) -> tuple[str, str]:
-    return scope_or_step.name, scope_or_step.about.get("label", "")
+    return scope_or_step.name, scope_or_step.node_fields.get("label", "")
 
 
 def _tensors_inside(nested_values: Any) -> Iterator[Tensor]:

@@ -43,21 +43,21 @@ IMAGE = Setting(
     "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
-    instead=TOKENS_INSTEAD,
+    substitute=TOKENS_INSTEAD,
     check=check_image_size,
     example="1024x768",
     metavar="WxH",
-    common=True,
+    is_common=True,
 )
-IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", most=100_000, common=True)
+IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", maximum=100_000, is_common=True)
 AUDIO = Setting(
     "Seconds of audio of a sequence. Its tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
-    instead=TOKENS_INSTEAD,
+    substitute=TOKENS_INSTEAD,
     check=check_seconds,
     metavar="SECONDS",
-    common=True,
+    is_common=True,
 )
 
 

@@ -46,19 +46,19 @@ class Setting:
     panel: the heading of `--help` below which it stands.
     default: the default in words, with the phases, frameworks and versions that it differs by; empty for none.
     phases: the phases in which it means something.
-    needs: the setting without which it means nothing; empty for none.
+    required_setting: the setting without which it means nothing; empty for none.
     check: what a value has to be, beside its type.
     example: a value of a setting that takes text.
     spellings: other names of the option, with their dashes.
-    off: the option that says no of a truth value; empty for none.
+    negative_option: the option that says no of a truth value; empty for none.
     metavar: what `--help` shows in the place of a value; by default its words, N or TEXT.
-    least, most: bounds of a whole number.
-    common: whether `--help` lists it; `--help-all` lists every option.
-    complete: the words that the shell offers.
+    minimum, maximum: bounds of a whole number.
+    is_common: whether `--help` lists it; `--help-all` lists every option.
+    completions: the words that the shell offers.
     every_framework: whether it says the same of every framework. Any other is of torch's own kernels, and a framework
         with kernels of its own refuses it, or has some of its values.
     parse: what reads a value, and checks it, in place of the check of its type.
-    instead: what says the same in the phases in which it means nothing; empty for nothing.
+    substitute: what says the same in the phases in which it means nothing; empty for nothing.
     replacements: word that it does not take → what an error says to type in its place; none by default.
     """
 
@@ -66,19 +66,19 @@ class Setting:
     panel: Panel = "Options"
     default: str = ""
     phases: tuple[str, ...] = EVERY_PHASE
-    needs: str = ""
+    required_setting: str = ""
     check: Check | None = None
     example: str = ""
     spellings: tuple[str, ...] = ()
-    off: str = ""
+    negative_option: str = ""
     metavar: str = ""
-    least: int = 1
-    most: int = LARGEST
-    common: bool = False
-    complete: Callable[[], Iterable[str]] | None = None
+    minimum: int = 1
+    maximum: int = LARGEST
+    is_common: bool = False
+    completions: Callable[[], Iterable[str]] | None = None
     every_framework: bool = False
     parse: Check | None = None
-    instead: str = ""
+    substitute: str = ""
     replacements: Mapping[str, str] | None = None
 
 
@@ -118,7 +118,9 @@ class DeclaredSetting:
                 raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
             return validate_choice(option_name, raw_value, self.kind)
         if self.kind is int:
-            return validate_whole(option_name, length_of(option_name, raw_value), self.setting.least, self.setting.most)
+            return validate_whole(
+                option_name, length_of(option_name, raw_value), self.setting.minimum, self.setting.maximum
+            )
         if self.kind is float:
             raw_value = parse_number(option_name, raw_value)
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
@@ -233,11 +235,11 @@ def check_phase(settings: Any, phase: str) -> None:
             training_setting = training_option(settings) if phase == "training" else ""
             reason_text = f", and {training_setting} is for training only" if training_setting else ""
             exclusion_text = f" without {training_setting}" if training_setting else ""
-            expected_text = declaration.setting.instead or f"--phase {meaningful_phases}{exclusion_text}"
+            expected_text = declaration.setting.substitute or f"--phase {meaningful_phases}{exclusion_text}"
             raise InputError(
                 f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )
-        required_setting = declaration.setting.needs
+        required_setting = declaration.setting.required_setting
         if required_setting and getattr(settings, required_setting) is None:
             raise InputError(
                 f"{declaration.option}: it means nothing without {option(required_setting)}; expected "

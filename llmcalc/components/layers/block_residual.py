@@ -87,8 +87,8 @@ class BlockResidualLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = SOURCE
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["block_residual"] = "block_residual"
     attention_blocks: int = Field(ge=0, le=MOST_BLOCKS, strict=True)

@@ -30,7 +30,7 @@ class ConditionedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Voxtral Realtime 2026"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["conditioned"] = "conditioned"
     condition_rank: Width

@@ -32,7 +32,7 @@ class ConformerLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Gulati et al. 2020, §2"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["conformer"] = "conformer"
     convolution: ConformerConvolution
@@ -42,7 +42,7 @@ class ConformerLayer(PreNormLayer):
 
     def check_stack_position(self, stack_position: StackPosition) -> None:
         super().check_stack_position(stack_position)
-        if stack_position.side != "encoder":
+        if stack_position.stack_name != "encoder":
             raise ValueError(f"{stack_position.path}.type: 'conformer' reads later frames; expected an encoder")
 
     def flow(self, recorder: Flow, x: Value, layer_sharing: LayerSharing | None = None) -> Value:

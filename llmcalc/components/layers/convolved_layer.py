@@ -28,7 +28,7 @@ class ConvolvedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2026"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["convolved"] = "convolved"
     conv_kernel_size: Kernel

@@ -38,8 +38,8 @@ class ConvolvedResidualLayer(BlockResidualLayer):
     """
 
     formula_source: ClassVar[str] = "Inkling 2 2026"
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["convolved_residual"] = "convolved_residual"  # type: ignore[assignment]
     conv_kernel_size: Kernel

@@ -29,7 +29,7 @@ class DenseResidualLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Snowflake Arctic 2024"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["dense_residual"] = "dense_residual"
     dense: FeedForward

@@ -36,8 +36,8 @@ class DraftLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = EAGLE_3
-    alone: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["draft"] = "draft"
     attention: DraftMixer

@@ -32,7 +32,7 @@ class GatedNormLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "A.X-K2 2026"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["gated_norm"] = "gated_norm"
     gated_norm_rank: StepRank

@@ -55,8 +55,8 @@ class GatedStreamsLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "Qwen4-Exp 2026"
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["gated_streams"] = "gated_streams"
     hc_mult: Streams

@@ -35,8 +35,8 @@ class GroupedConvLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "SpecForge 2026 (DFlash 2)"
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
 
     type: Literal["grouped_conv"] = "grouped_conv"
     attention: ContextAttention | LatentContextAttention = Field(discriminator="type")

@@ -52,8 +52,8 @@ class HyperLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "Xie et al. 2025, §4"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
 
     type: Literal["hyper"] = "hyper"

@@ -26,7 +26,7 @@ class InitialStatesLayer(PreNormLayer):
     """Attention to norm(λ₀ · x + λ₁ · x₀), where x₀ is the first layer's input, then a feed-forward network."""
 
     formula_source: ClassVar[str] = "NeoMME 2026"
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["initial_states"] = "initial_states"
 

@@ -142,9 +142,9 @@ class LoopedLayer(PreNormLayer):
     """
 
     formula_source: ClassVar[str] = "IQuest-Coder-V1 2026, §2"
-    plain: ClassVar[bool] = False
-    alone: ClassVar[bool] = False
-    shares_all: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
+    can_run_alone: ClassVar[bool] = False
+    shares_all_parameters: ClassVar[bool] = False
 
     type: Literal["looped"] = "looped"
 

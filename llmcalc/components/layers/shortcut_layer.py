@@ -43,7 +43,7 @@ class ShortcutLayer(PreNormLayer):
 
     formula_source: ClassVar[str] = "LongCat-Flash 2025, §2.2"
     witness: ClassVar[PartWitness] = BY_TORCH
-    plain: ClassVar[bool] = False
+    is_plain_transformer_layer: ClassVar[bool] = False
 
     type: Literal["shortcut"] = "shortcut"
     dense: FeedForward

@@ -75,10 +75,10 @@ class ChunkedAttention(MultiHeadMixer):
                 recorder.core("", rotations, q, axes=(heads,))
         v = recorder.linear("v_proj", x, heads, head_dim)
         key_limits: dict[str, Any] = {
-            "block": self.chunk_length,
-            "before": self.chunks_before,
-            "after": self.chunks_after,
-            "hashes": self.num_hashes,
+            "chunk_tokens": self.chunk_length,
+            "chunks_before": self.chunks_before,
+            "chunks_after": self.chunks_after,
+            "hash_count": self.num_hashes,
         }
         attn_output = recorder.attention(
             "core", q, k, v, causal=recorder.causal, core=ops.NeighbourChunkAttentionCore, **key_limits
@@ -156,7 +156,7 @@ def _reference_class() -> type[nn.Module]:
             if spec.num_hashes is not None:
                 self.hashing = HashOrdering(spec)
             self.core, self.o_proj = (
-                SoftmaxProducts(spec, model_properties.causal),
+                SoftmaxProducts(spec, model_properties.is_causal),
                 nn.Linear(heads_width, hidden_size, bias=False),
             )
 

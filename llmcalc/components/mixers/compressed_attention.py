@@ -84,7 +84,7 @@ class CompressedAttention(EntryAttention):
             entry_options: dict[str, Any] = {
                 "is_cross_attention": True,
                 "core": ops.EntryAttentionCore,
-                "rate": self.compress_rate,
+                "tokens_per_entry": self.compress_rate,
             }
             scores = recorder.act(
                 recorder.scale(recorder.scores("core", q, kv_entries, **entry_options), indexer.index_head_dim**-0.5),
@@ -152,7 +152,7 @@ class CompressedAttention(EntryAttention):
         """Records a projection for the computation of compressed entries."""
         assert self.compress_rate is not None
         op = ops.CompressedEntryLinear(
-            x.width, recorder.element_count(output_axes), rows=x.rows, rate=self.compress_rate
+            x.width, recorder.element_count(output_axes), rows=x.rows, tokens_per_entry=self.compress_rate
         )
         weight = Weight(projection, output_axes, x.axes)
         return recorder.step("linear", projection, (x,), Value(x.rows, output_axes), op=op, weight=weight, bias=False)

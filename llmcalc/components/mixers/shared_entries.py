@@ -225,7 +225,7 @@ class SharedEntryAttention(EntryAttention):
         q = recorder.rope(q, rope)
         recorder.hold(q=q)
         block_config = indexer.candidates
-        score_options: dict[str, Any] = {"core": ops.EntryAttentionCore, "rate": self.compress_rate}
+        score_options: dict[str, Any] = {"core": ops.EntryAttentionCore, "tokens_per_entry": self.compress_rate}
         if block_config is not None:
             score_options = {"core": ops.BlockAttentionCore, "block": block_config.candidate_block_size}
             score_options["blocks"] = block_config.candidate_topk_blocks

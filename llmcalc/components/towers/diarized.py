@@ -207,7 +207,7 @@ def _reference_classes() -> dict[str, type[nn.Module]]:
 
         def __init__(self, stack: Stack, hidden_size: int) -> None:
             super().__init__()
-            layers = stack.reference(ModelProperties(hidden_size, causal=False))
+            layers = stack.reference(ModelProperties(hidden_size, is_causal=False))
             for child_name, child_module in layers.named_children():
                 self.add_module(child_name, child_module)
             self._layers = (layers,)  # as a tuple: the stack's children are registered as this module's own

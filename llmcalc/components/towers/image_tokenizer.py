@@ -403,7 +403,9 @@ def _reference_class() -> type[nn.Module]:
 
         def add_attention(self, module: nn.Module, attention_name: str, in_channels: int) -> None:
             module.add_module(f"{attention_name}_norm", build_norm(self.spec, in_channels, self.reads_codes))
-            module.add_module(attention_name, self.spec.attention.reference(ModelProperties(in_channels, causal=False)))
+            module.add_module(
+                attention_name, self.spec.attention.reference(ModelProperties(in_channels, is_causal=False))
+            )
 
         def add_level(self, level_index: int, in_channels: int, block_count: int) -> int:
             level_module, channels = nn.Module(), self.spec.base_channels * self.spec.channel_multiplier[level_index]

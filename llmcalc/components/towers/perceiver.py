@@ -102,13 +102,15 @@ def _reference_class() -> type[nn.Module]:
             hidden_size = spec.hidden_size
             for norm_name in ("latents_norm", "patches_norm", "mlp_pre_norm"):
                 self.add_module(norm_name, spec.norm.reference(ModelProperties(hidden_size)))
-            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False, cross=True))
+            self.self_attn = spec.attention.reference(
+                ModelProperties(hidden_size, is_causal=False, is_cross_attention=True)
+            )
             self.mlp = spec.feed_forward.reference(ModelProperties(hidden_size))
 
         def forward(self, latents: Tensor, patches: Tensor) -> Tensor:
             queries = self.get_submodule("latents_norm")(latents)
             memory = torch.cat([self.get_submodule("patches_norm")(patches), queries], 1)
-            latents = latents + self.self_attn(queries, PassState(memory=memory))
+            latents = latents + self.self_attn(queries, PassState(encoder_output=memory))
             return latents + self.mlp(self.get_submodule("mlp_pre_norm")(latents), PassState())
 
     class PerceiverReference(nn.Module):

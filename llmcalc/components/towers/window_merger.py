@@ -75,7 +75,7 @@ def _reference_class() -> type[nn.Module]:
             super().__init__()
             self.side, merged_width = spec.side, hidden_size * spec.side**2
             self.self_attn_pre_norm = spec.norm.reference(ModelProperties(hidden_size))
-            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, causal=False))
+            self.self_attn = spec.attention.reference(ModelProperties(hidden_size, is_causal=False))
             self.merged_norm = spec.norm.reference(ModelProperties(merged_width))
             self.up_proj = nn.Linear(merged_width, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size)

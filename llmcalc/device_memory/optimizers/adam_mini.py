@@ -62,7 +62,7 @@ OPTIMIZER = Optimizer(
     implementations=("loop",),
     state_bytes=state_bytes,
     run_step=step,
-    not_in_torch="adam_mini is not a part of torch",
+    reason_not_in_torch="adam_mini is not a part of torch",
     note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
     "fewer for queries, keys and norms",
     separates_layer_matrices=True,

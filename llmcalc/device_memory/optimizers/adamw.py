@@ -93,6 +93,6 @@ OPTIMIZER = Optimizer(
     run_step=step,
     build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
-    updates_any_elements=True,
+    takes_element_shards=True,
     witness=BY_TORCH,
 )

@@ -50,8 +50,8 @@ OPTIMIZERS = {
         implementations=("foreach", "loop"),
         state_bytes=partial(state_bytes, state_names),
         run_step=partial(step, state_names),
-        not_in_torch="schedulefree is not a part of torch",
-        updates_any_elements=True,
+        reason_not_in_torch="schedulefree is not a part of torch",
+        takes_element_shards=True,
         witness=source_code_witness(f"schedulefree/{name}_schedulefree.py", COMPARISON),
     )
     for name, step, state_names in (("adamw", adamw_step, ("z", "exp_avg_sq")), ("sgd", allocate_states, ("z",)))

@@ -178,9 +178,9 @@ def check_optimizer(training_config: TrainingConfig, fsdp_version: Literal[1, 2]
     def runs_on_shards(optimizer_record: Optimizer) -> bool:
         """Whether an optimizer can update a shard alone: rows of a tensor, or any range of its elements."""
         return (
-            optimizer_record.updates_any_elements
-            or (optimizer_record.updates_any_rows and fsdp_version != 1)
-            or (optimizer_record.updates_any_range and fsdp_version != 2)
+            optimizer_record.takes_element_shards
+            or (optimizer_record.takes_row_shards and fsdp_version != 1)
+            or (optimizer_record.takes_flat_shards and fsdp_version != 2)
         )
 
     if not runs_on_shards(optimizer(training_config.optimizer)):

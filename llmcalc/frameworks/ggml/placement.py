@@ -68,23 +68,23 @@ class LayerDevices:
     """The devices of layers.
 
     layer_count: the model's layers. devices: GPUs. gpu_layer_count: GPU layers plus the output layer.
-    split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
+    gpu_shares: the share of each GPU. output_is_first: whether the output is the first of the layers on GPUs.
     """
 
     layer_count: int
     devices: tuple[str, ...]
     gpu_layer_count: int
-    split: tuple[float, ...]
-    output_counts_first: bool
+    gpu_shares: tuple[float, ...]
+    output_is_first: bool
 
     def device(self, layer: int) -> str:
         """Returns the device of a layer, or of the output layer for the index after the last layer."""
         active_devices = min(self.gpu_layer_count, self.layer_count + 1) if self.devices else 0
-        first_gpu_layer = max(self.layer_count + self.output_counts_first - self.gpu_layer_count, 0)
+        first_gpu_layer = max(self.layer_count + self.output_is_first - self.gpu_layer_count, 0)
         if layer < first_gpu_layer or layer - first_gpu_layer >= active_devices:
             return HOST
-        total_share = sum(self.split)
-        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.split)]
+        total_share = sum(self.gpu_shares)
+        cumulative_shares = [cumulative_share / total_share for cumulative_share in accumulate(self.gpu_shares)]
         return self.devices[
             min(bisect_right(cumulative_shares, (layer - first_gpu_layer) / active_devices), len(self.devices) - 1)
         ]

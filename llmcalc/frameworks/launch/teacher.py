@@ -38,7 +38,7 @@ def with_teacher_model(
     try:
         teacher_model = load(teacher_name).model
     except InputError as error:
-        raise reader.wrong(
+        raise reader.argument_error(
             option_name, f"{shown(teacher_name)} cannot be read ({error}); expected a preset or a hub id"
         ) from None
     reader.notes.append(f"the teacher, {teacher_name}, is on each device{' as a shard' if is_weight_sharded else ''}")

@@ -254,7 +254,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         max_model_len=max_seq_len,
         devices=server.device_count,
         block_size=block_tokens,
-        assumed=server.assumed_flags,
+        assumed_flags=server.assumed_flags,
         settings=server.settings,
         layout=server.layout,
         notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),

@@ -140,7 +140,7 @@ def read_trl(config: Table, source_file: LaunchSource) -> Launch:
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:
-            reader.longest_samples = True
+            reader.counts_longest_samples = True
             run_settings |= grpo_length(reader, config, "max_prompt_length", "lora_rank" in run_settings)
             if reader.flag(config, "use_liger_loss") or reader.flag(config, "use_liger_kernel"):
                 run_settings["cross_entropy"] = "chunked"  # whatever `liger_kernel_config` says of other losses
@@ -196,7 +196,7 @@ def _with_model_arguments(reader: LaunchReader, config: Table) -> Table:
     model_arguments = reader.table(config, "model_init_kwargs")
     for argument, argument_value in model_arguments.items():
         if argument not in (*MODEL_ARGUMENTS, *MODEL_ARGUMENTS_IGNORED) and argument_value is not None:
-            reader.unknown[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
+            reader.unknown_arguments[f"model_init_kwargs.{argument}"[:100]] = "it is modelled without"
     return {
         **{argument: model_arguments[argument] for argument in MODEL_ARGUMENTS if argument in model_arguments},
         **config,
@@ -212,7 +212,9 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: dict
     if loss in KTO_LOSSES or config.get("desirable_weight") is not None or config.get("undesirable_weight") is not None:
         return kto_settings(reader, run_settings)
     if loss == "sigmoid" and "loss_type" not in config:
-        loss = next((loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.where.lower()), loss)
+        loss = next(
+            (loss_type for loss_type in ("orpo", "cpo", "simpo") if loss_type in reader.name_in_errors.lower()), loss
+        )
         reader.notes.append(
             "the file does not name its trainer: it is taken for "
             + (f"one of {loss.upper()}, as in its path" if loss != "sigmoid" else "one of DPO")

@@ -173,7 +173,7 @@ def encoder_run(
         )
     timestamp_tokens = int(getattr(image_resizing, "marks", 0))
     image_tokens = largest_image.tokens - timestamp_tokens
-    image_patches = largest_image.parts * largest_image.rows * largest_image.columns
+    image_patches = largest_image.tile_or_clip_count * largest_image.rows * largest_image.columns
     if encoder_request.videos_as_images is not None and isinstance(image_resizing, TokenBudget):
         image_patches = image_patches * encoder_request.videos_as_images.frame_tokens // image_resizing.max_tokens
         images_per_input = encoder_request.videos_as_images.frames

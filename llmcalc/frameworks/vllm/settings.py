@@ -191,7 +191,7 @@ class VLLMSettings(EngineServer):
                 f"most {max(1, self.tp // key_head_count)}, as the model has {key_head_count} "
                 f"head{'s' * (key_head_count > 1)} of keys"
             )
-        if self.speculation.tokens:
+        if self.speculation.drafted_tokens:
             raise InputError("--decode-context-parallel-size: with drafted tokens is not modelled; remove one of them")
 
     @property
@@ -418,7 +418,9 @@ class VLLMSettings(EngineServer):
         """The tokens of all concurrently scheduled batches, for which a window needs additional blocks."""
         if not self.rules.reserves_batches_in_flight:
             return self.max_num_batched_tokens
-        uses_ngrams = self.speculation.tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        uses_ngrams = (
+            self.speculation.drafted_tokens and not self.speculation.with_mtp and self.speculation.draft is None
+        )
         is_async = self.flags.get("async_scheduling", not uses_ngrams and not self._has_first_ray_executor)
         batch_count = self.pp + 1 if is_async and (self.second_runner is not None or self.pp == 1) else self.pp
         return batch_count * self.max_num_batched_tokens
@@ -435,7 +437,7 @@ class VLLMSettings(EngineServer):
     @property
     def decoded_tokens(self) -> int:
         """The tokens of a decoding step of all sequences, including drafted tokens."""
-        return self.max_num_seqs * (1 + self.speculation.tokens)
+        return self.max_num_seqs * (1 + self.speculation.drafted_tokens)
 
     @property
     def utilization(self) -> float:

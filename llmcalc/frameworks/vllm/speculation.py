@@ -37,11 +37,11 @@ UNMODELLED_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization"
 class Speculation(NamedTuple):
     """The settings of speculative decoding.
 
-    tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
+    drafted_tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
     draft: the draft model; None without one.
     """
 
-    tokens: int = 0
+    drafted_tokens: int = 0
     with_mtp: bool = False
     draft: Preset | None = None
 

@@ -105,12 +105,12 @@ class RingAttentionKernels(EagerKernels):
         elif operation.options["tiled"]:
             AttentionKernels.do_repeat(self, operation)
         else:
-            x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
-            self.store_tensor(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
+            x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
+            self.store_tensor(operation.output_values[0], self.t.repeat_interleave(x, heads // x.shape[2], 2))
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.ring is not None:
-            is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+            is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
             has_window = operation.options.get("window") is not None or operation.options.get("chunk") is not None
             if (
                 self.choices.attention not in ("flash", "sdpa")

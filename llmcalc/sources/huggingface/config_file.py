@@ -152,14 +152,14 @@ def describe_data(
     config_description = read_description(config, head)
     if not allow_unknown:
         require_known(
-            config_description.unknown, config_description.model_type, "encoder" not in config_description.model
+            config_description.unknown_fields, config_description.model_type, "encoder" not in config_description.model
         )
         require_read_sizes(config_description)
     config_remarks += [
         *config_description.notes,
-        *remark_on_defaults(config_description.from_defaults),
+        *remark_on_defaults(config_description.default_sizes),
         *remark_on_ignored_fields(
-            [field.path for field in config_description.unknown],
+            [field.path for field in config_description.unknown_fields],
             bool(config.get("auto_map")) and not family_of(config_description.model_type).source,
         ),
     ]

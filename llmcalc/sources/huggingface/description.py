@@ -200,7 +200,7 @@ PREDICTION_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidd
 def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     """Returns a remark for each field with modules that are not counted, if no other remark names the field."""
     noted_fields = {note.partition(":")[0] for note in notes}
-    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown}
+    unknown_names = {field.path.rpartition(".")[2] for field in config.unknown_fields}
     return [
         f"{name}: the multi-token-prediction modules are not counted"
         for name in PREDICTION_FIELDS
@@ -343,15 +343,15 @@ class ConfigDescription(NamedTuple):
     model: the `model` table of a native description.
     notes: remarks for the user.
     model_type: the text model's type.
-    unknown: fields that were never read.
-    from_defaults: sizes that the config leaves to its class.
+    unknown_fields: fields that were never read.
+    default_sizes: sizes that the config leaves to its class.
     """
 
     model: dict[str, Any]
     notes: list[str]
     model_type: str
-    unknown: list[UnknownField]
-    from_defaults: dict[str, int]
+    unknown_fields: list[UnknownField]
+    default_sizes: dict[str, int]
 
 
 def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -362,7 +362,7 @@ def read_config(config_data: Mapping[str, Any], head: HeadKind | None = None) ->
     config_description = read_description(config_data, head)
     return config_description.model, [
         *config_description.notes,
-        *remark_on_ignored_fields([field.path for field in config_description.unknown]),
+        *remark_on_ignored_fields([field.path for field in config_description.unknown_fields]),
     ]
 
 
@@ -450,4 +450,4 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         notes += tower_notes
     elif family_of(root_model_type).tower_class_prefixes:
         notes += _encoders_of_another_class(root_model_type, root_config)
-    return ConfigDescription(model_fields, notes, model_type, config.unknown, config.from_defaults)
+    return ConfigDescription(model_fields, notes, model_type, config.unknown_fields, config.default_sizes)

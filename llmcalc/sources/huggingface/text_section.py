@@ -68,12 +68,12 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
     """
     default_sizes: dict[str, list[int]] = {}
     default_text_sizes: dict[str, list[int]] = {}
-    for path, default_size in config_description.from_defaults.items():
+    for path, default_size in config_description.default_sizes.items():
         *section_names, size_name = path.split(".")
         default_sizes.setdefault(size_name, []).append(default_size)
         if not section_names or section_names[-1] in OTHER_TEXT_SECTIONS:
             default_text_sizes.setdefault(size_name, []).append(default_size)
-    for field in config_description.unknown:
+    for field in config_description.unknown_fields:
         section_value = field.value if isinstance(field.value, dict) else {}
         is_text_section = field.path in OTHER_TEXT_SECTIONS
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():

@@ -44,7 +44,7 @@ def is_job(data: Table) -> bool:
 
 def read_job(data: Table, source: LaunchSource) -> Launch:
     """Reads the number of replicas."""
-    return Launch(source.where, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
+    return Launch(source.name_in_errors, "toyjob", "toyframe", layout=Layout(dp=data["toyframe"]))
 
 
 FRAMEWORK = Framework(

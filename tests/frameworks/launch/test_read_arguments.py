@@ -378,7 +378,7 @@ def test_arguments_of_transformers_examples_and_of_data_change_no_memory(tmp_pat
     script.write_text(f"{plain} {data} {data_arguments}")
     launch = read_launch(script, 1)
     assert launch.settings == expected.settings
-    assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored)
+    assert {"train_file", "dataset_id_or_path", "train_data_path", "data_dir"} <= set(launch.ignored_arguments)
     script.write_text(f"{plain} --teacher_data_parallel 2")
     with pytest.raises(InputError, match="teacher_data_parallel"):
         read_launch(script, 1)

@@ -35,7 +35,7 @@ def test_the_command_of_a_trainer_has_the_answer_of_its_file(tmp_path: Path, mon
 )
 def test_the_command_of_a_server_is_read(command: str, engine: str, version: str) -> None:
     server = servers_of_file(command)[0]
-    assert (server.where, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
+    assert (server.name_in_errors, server.engine.replace("-", "_").replace(".", "_"), server.version) == (
         "--launch",
         engine,
         version,

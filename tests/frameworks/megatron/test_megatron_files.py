@@ -319,7 +319,7 @@ def test_what_may_change_memory_is_refused(more: dict[str, Any], said: str) -> N
     assert said in text
     assert text.endswith("or --allow-unknown")
     flags = {f"--{name.replace('_', '-')}": value for name, value in more.items()}
-    assert len(read_megatron({**SMALL, **flags}, LaunchSource("small.json", allow_unknown=True)).unknown) == 1
+    assert len(read_megatron({**SMALL, **flags}, LaunchSource("small.json", allow_unknown=True)).unknown_arguments) == 1
 
 
 @in_one_test
@@ -362,9 +362,9 @@ def test_all_arguments_of_the_files_are_known() -> None:
     for path in LAUNCHES.glob("*.yaml"):
         if "MODEL_ARGS" in path.read_text():
             launch = read_launch(path, 8)
-            assert not launch.unknown
-            assert not set(launch.ignored) & set(known)
-    ignored = read("mla_moe_ep4.json").ignored
+            assert not launch.unknown_arguments
+            assert not set(launch.ignored_arguments) & set(known)
+    ignored = read("mla_moe_ep4.json").ignored_arguments
     assert "--moe-router-bias-update-rate" in ignored
 
 

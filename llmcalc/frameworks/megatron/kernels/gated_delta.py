@@ -38,7 +38,7 @@ class DeltaKernels(MambaKernels):
             (
                 operation
                 for operation in branch_steps
-                if isinstance(operation.op, DeltaRule) and not operation.op.by_channel
+                if isinstance(operation.op, DeltaRule) and not operation.op.decays_by_channel
             ),
             None,
         )
@@ -53,9 +53,9 @@ class DeltaKernels(MambaKernels):
         aten, delta_op, batch = self.t, core_scope.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         named_steps = steps_by_name(module_scope)
-        projection_widths = [named_steps[projection_name].outs[0].width for projection_name in PROJECTIONS]
+        projection_widths = [named_steps[projection_name].output_values[0].width for projection_name in PROJECTIONS]
         query_projection = named_steps[PROJECTIONS[0]]
-        input_value = query_projection.ins[0]
+        input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
         self.forget(input_value.storage)
         projected_input = self.column_linear(query_projection, x, sum(projection_widths[1:], projection_widths[0]))
@@ -68,7 +68,7 @@ class DeltaKernels(MambaKernels):
         gate = aten.unflatten(gate, -1, (delta_op.heads, delta_op.value_dim))
         kernel_size = named_steps["conv1d"].options["kernel"]
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel_size))
-        if self.rank_choices.deterministic:
+        if self.rank_choices.is_deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
             _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel_size - 1)
             qkv = aten.transpose(aten.elementwise_function("silu", aten.slice(_conv_out, tokens)), 1, 2)
@@ -78,11 +78,11 @@ class DeltaKernels(MambaKernels):
         q, k, v, log_decay, gate, beta_sigmoid = self._prepare_delta_inputs(
             delta_op, projection_widths[0], qkv, gate, a_log, dt_bias, beta, alpha
         )
-        delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
+        delta_rule = chunked_delta_rule if self.rank_choices.is_deterministic else fla.chunk_gated_delta_rule_alone
         rule_output = delta_rule(aten, q, k, v, log_decay, beta_sigmoid)
         output_projection = named_steps["o_proj"]
         self.bind(
-            output_projection.outs[0],
+            output_projection.output_values[0],
             self.row_linear(output_projection, self._run_gated_norm(named_steps["norm"], delta_op, rule_output, gate)),
         )
 

@@ -39,11 +39,11 @@ class MambaKernels(LatentAttentionKernels):
         output_projection = named_operations["out_proj"]
         convolution_step = named_operations["conv1d"]
         self.do_linear(input_projection)
-        projected_value = input_projection.outs[0]
+        projected_value = input_projection.output_values[0]
         zxbcdt = self.tensor_of(projected_value)
         self.forget(projected_value.storage)
         batch, ranks = self.run_config.batch, self.rank_choices.cp
-        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.outs[0].width
+        inner_width, conv_channels = op.heads * op.head_dim, convolution_step.output_values[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), op.state)
         copies_per_group, local_groups = (
             max(1, ranks // group_count),
@@ -92,8 +92,8 @@ class MambaKernels(LatentAttentionKernels):
             scan_output = mamba_ssm.rmsnorm_fn(
                 aten, scan_output, self.weight("norm.weight", (inner_width,)), None, group_count
             )
-        assert module_scope.output is not None or output_projection.outs
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, scan_output))
+        assert module_scope.output is not None or output_projection.output_values
+        self.bind(output_projection.output_values[0], self.row_linear(output_projection, scan_output))
 
     def exchange_to_heads(self, x: Tensor, part_widths: Sequence[Number], copies_per_group: int) -> Tensor:
         """Returns a tensor with all tokens and a shard of the heads, from a shard of tokens (`pre_conv_ssm`).

@@ -50,14 +50,14 @@ class SparseAttentionKernels(Fp8Kernels):
         )
         mla_forms = next(item for item in module_scope.items if isinstance(item, AlternativeBranches))
         kv_up = next(operation for operation in mla_forms.branches["expanded"].steps() if operation.name == "kv_b_proj")
-        joined_kv_axis = kv_down.outs[0].axes[0]
+        joined_kv_axis = kv_down.output_values[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
         latent_dim, rope_dim = (axis_part[0].size for axis_part in joined_kv_axis.shapes)
-        heads = query_up.outs[0].axes[0].size
-        nope_dim = exact_div(query_up.outs[0].width, heads) - rope_dim
-        value_dim = exact_div(kv_up.outs[0].width, heads) - nope_dim
-        x = self.tensor_of(query_down.ins[0])
-        self.forget(query_down.ins[0].storage)
+        heads = query_up.output_values[0].axes[0].size
+        nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
+        value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
+        x = self.tensor_of(query_down.input_values[0])
+        self.forget(query_down.input_values[0].storage)
         query_latent = self.undivided_linear(query_down, x)
         kv_latent_and_rope = self.undivided_linear(kv_down, x)
         kv_latent, k_rope = aten.split(kv_latent_and_rope, [latent_dim, rope_dim])
@@ -76,7 +76,7 @@ class SparseAttentionKernels(Fp8Kernels):
                 )
                 del normed_latent
         kv_latent = self._all_gather_rows(kv_latent)
-        q = self.column_linear(query_up, query_latent, query_up.outs[0].width)
+        q = self.column_linear(query_up, query_latent, query_up.output_values[0].width)
         row_count, batch = q.shape[0], self.run_config.batch
         token_shape = (exact_div(row_count, batch), batch)
         kv_up_weight = self.with_role(
@@ -92,7 +92,7 @@ class SparseAttentionKernels(Fp8Kernels):
             indexer_scope, x, query_latent, query, key, value_up_weight, token_shape
         )
         del query, key, value_up_weight, kv_up_by_head, kv_up_weight, x, query_latent
-        self.bind(output_projection.outs[0], self.row_linear(output_projection, attention_output))
+        self.bind(output_projection.output_values[0], self.row_linear(output_projection, attention_output))
 
     def _all_gather_rows(self, x: Tensor) -> Tensor:
         """Returns the rows of all tensor-parallel ranks, after an all-gather if sharded."""
@@ -180,8 +180,8 @@ class SparseAttentionKernels(Fp8Kernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes the indexer's queries, keys and weight per head (`DSAIndexer.forward_before_topk`)."""
         aten, operations = self.t, steps_by_name(module_scope)
-        heads, head_dim = (axis.size for axis in operations["q_proj"].outs[0].axes)
-        normed_key = operations["k_norm"].outs[0]
+        heads, head_dim = (axis.size for axis in operations["q_proj"].output_values[0].axes)
+        normed_key = operations["k_norm"].output_values[0]
         rope_step = next(
             operation for operation in module_scope.items if isinstance(operation, Step) and operation.verb == "rope"
         )
@@ -211,7 +211,7 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _undivided_indexer_linear(self, operation: Step, x: Tensor) -> Tensor:
         """Runs a linear layer that every rank computes in full, whose input gets no gradient."""
-        weight, _ = self.linear_weights(operation, operation.outs[0].width, "matrix")
+        weight, _ = self.linear_weights(operation, operation.output_values[0].width, "matrix")
         self.persistent.use_engine_workspace()
         layer_output = self.new_tensor(x.shape[0], weight.shape[0])
 

@@ -26,10 +26,10 @@ class AttentionKernels(Lowering):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def do_rope(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
+        x = self.tensor_of(operation.input_values[0])
         has_heads = len(x.shape) == 4
         rotated_x = self.rotate(self.heads_first(x) if has_heads else x, operation)
-        self.store_tensor(operation.outs[0], self.heads_first(rotated_x) if has_heads else rotated_x)
+        self.store_tensor(operation.output_values[0], self.heads_first(rotated_x) if has_heads else rotated_x)
 
     def rotate(self, x: Tensor, operation: Step) -> Tensor:
         """Applies rotary positions to the first dimensions of each head; x ends with positions and dimensions."""
@@ -84,9 +84,9 @@ class AttentionKernels(Lowering):
     # --- keys and values --------------------------------------------------------------------------------------------
 
     def do_repeat(self, operation: Step) -> None:
-        x, heads = self.tensor_of(operation.ins[0]), operation.outs[0].axes[0].size
-        if isinstance(operation.ins[0].rows, QueryKeyPairs):
-            self.bind(operation.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
+        x, heads = self.tensor_of(operation.input_values[0]), operation.output_values[0].axes[0].size
+        if isinstance(operation.input_values[0].rows, QueryKeyPairs):
+            self.bind(operation.output_values[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
         if operation.options["tiled"]:
             repeated_keys = self.t.repeat(self.heads_first(x), heads // x.shape[2], 1)
@@ -94,7 +94,7 @@ class AttentionKernels(Lowering):
             repeated_keys = self.repeat_heads(self.heads_first(x), heads)
         else:
             repeated_keys = self.t.repeat_interleave(self.heads_first(x), heads // x.shape[2], 1)
-        self.store_tensor(operation.outs[0], self.heads_first(repeated_keys))
+        self.store_tensor(operation.output_values[0], self.heads_first(repeated_keys))
 
     def repeat_heads(self, x: Tensor, heads: Any) -> Tensor:
         """Repeats key heads as `repeat_kv` of transformers does. A single head becomes a view.
@@ -106,16 +106,16 @@ class AttentionKernels(Lowering):
         return self.t.repeat_interleave(x, heads // x.shape[1], 1)
 
     def do_cache(self, operation: Step) -> None:
-        if self.is_from_earlier_pass(operation.ins[0]):
+        if self.is_from_earlier_pass(operation.input_values[0]):
             cached_and_new_rows: Sequence[Tensor] = self._read_pages(self.cached_tensors(operation.name) or ())
         else:
             cached_and_new_rows = self._append_new_rows(
-                operation.name, list(map(self.tensor_of, operation.ins)), operation.options["limit"]
+                operation.name, list(map(self.tensor_of, operation.input_values)), operation.options["limit"]
             )
         if self.store is not None:
-            for input_value in operation.ins:
+            for input_value in operation.input_values:
                 self.forget(input_value.storage)
-        for output, tensor in zip(operation.outs, cached_and_new_rows, strict=True):
+        for output, tensor in zip(operation.output_values, cached_and_new_rows, strict=True):
             self.bind(output, tensor)
 
     def _append_new_rows(self, cache_name: str, new_rows: list[Tensor], token_limit: int | None) -> Sequence[Tensor]:
@@ -185,13 +185,13 @@ class AttentionKernels(Lowering):
 
     def do_absorb(self, operation: Step) -> None:
         """Multiplies by the part of MLA's up-projection that is absorbed in queries or outputs (Expansion.forward)."""
-        aten, weight, output = self.t, operation.weight, operation.outs[0]
+        aten, weight, output = self.t, operation.weight, operation.output_values[0]
         assert weight is not None
-        x = self.heads_first(self.tensor_of(operation.ins[0]))
+        x = self.heads_first(self.tensor_of(operation.input_values[0]))
         heads = output.axes[0].size
-        is_query = output.axes[1:] == weight.ins
+        is_query = output.axes[1:] == weight.input_axes
         weights_of_heads = aten.unflatten(
-            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.out), heads))
+            self.linear_weight(operation), 0, (heads, exact_div(element_count(weight.output_axes), heads))
         )
         weight_part = aten.slice(weights_of_heads, x.shape[-1] if is_query else output.axes[1].size, 1)
         absorbed_product = aten.matmul(x, weight_part if is_query else aten.transpose(weight_part, -1, -2))
@@ -200,7 +200,7 @@ class AttentionKernels(Lowering):
     # --- scores -----------------------------------------------------------------------------------------------------
 
     def do_mask(self, operation: Step) -> None:
-        q, k = map(self.tensor_of, operation.ins)
+        q, k = map(self.tensor_of, operation.input_values)
         self.mask_of_scores(operation, q.shape[1], k.shape[1])
 
     def do_attention(self, operation: Step) -> None:
@@ -212,11 +212,11 @@ class AttentionKernels(Lowering):
         kernel(operation)
 
     def attention_AttentionCore(self, operation: Step) -> None:
-        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
-        bias = self.tensor_of(operation.ins[3]) if operation.options["biased"] else None
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[:3])
+        bias = self.tensor_of(operation.input_values[3]) if operation.options["biased"] else None
         mask = None
         if operation.options["narrowed"]:
-            mask = self.tensor_of(operation.ins[-1])
+            mask = self.tensor_of(operation.input_values[-1])
         elif operation.options["masked"]:
             mask = self.mask_of_scores(operation, q.shape[2], k.shape[2])
         sinks = self.sinks_of(operation)
@@ -231,7 +231,7 @@ class AttentionKernels(Lowering):
             )  # fmt: skip
 
         attention_output = self.run_attention_core(compute_scores_and_output, q, k, v, bias)
-        self.store_tensor(operation.outs[0], self.t.transpose(attention_output, 1, 2))
+        self.store_tensor(operation.output_values[0], self.t.transpose(attention_output, 1, 2))
 
     def run_attention_core(self, compute_core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
@@ -242,7 +242,7 @@ class AttentionKernels(Lowering):
 
     def sinks_of(self, operation: Step) -> Tensor | None:
         """Returns attention's sinks, if any: the scores of heads [heads], or keys [key-value heads, size]."""
-        heads, head_dim = operation.ins[0].axes
+        heads, head_dim = operation.input_values[0].axes
         keys_shape = (operation.options["kv_heads"].size, head_dim.size)
         sinks = operation.options.get("sinks")
         return self.weight("sinks", keys_shape if sinks == "keys" else (heads.size,)) if sinks else None

@@ -23,11 +23,11 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.ins[1], map(self.tensor_of, operation.ins[:2])
-        if len(operation.ins) > 2:
-            scores = self._weighted_scores(q, k, self.tensor_of(operation.ins[2]))
+        aten, keys, (q, k) = self.t, operation.input_values[1], map(self.tensor_of, operation.input_values[:2])
+        if len(operation.input_values) > 2:
+            scores = self._weighted_scores(q, k, self.tensor_of(operation.input_values[2]))
             del q, k
-            self.release_last_reads(operation, operation.ins)
+            self.release_last_reads(operation, operation.input_values)
             scores = aten.to(scores, FLOAT32)
         elif not keys.rows.batched:
             scores = self.scores_by_row(q, k)
@@ -37,7 +37,7 @@ class AttentionVariantKernels(AttentionKernels):
             raise self.unsupported("no kernels for scores of fewer key heads", operation.name)
         else:
             scores = aten.matmul(self.heads_first(q), aten.transpose(self.heads_first(k), -1, -2))
-        self.bind(operation.outs[0], scores)
+        self.bind(operation.output_values[0], scores)
 
     def scores_by_row(self, x: Tensor, shared_rows: Tensor) -> Tensor:
         """Computes scores of rows (such as positions) shared by all sequences, [batch, heads, tokens, rows].
@@ -62,7 +62,7 @@ class AttentionVariantKernels(AttentionKernels):
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
     def do_select(self, operation: Step) -> None:
-        aten, scores = self.t, self.tensor_of(operation.ins[0])
+        aten, scores = self.t, self.tensor_of(operation.input_values[0])
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
@@ -78,7 +78,11 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
-        aten, pool_tokens, key_count = self.t, operation.options["pool"], self.tensor_of(operation.ins[1]).shape[1]
+        aten, pool_tokens, key_count = (
+            self.t,
+            operation.options["pool"],
+            self.tensor_of(operation.input_values[1]).shape[1],
+        )
         batch, query_count, pool_count = scores.shape
         visible_tokens = aten.add_number(aten.unsqueeze(self.token_positions(query_count), 1))
         top_pools = aten.sort(
@@ -91,7 +95,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, map(self.tensor_of, operation.ins)
+        aten, (q, *keys) = self.t, map(self.tensor_of, operation.input_values)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.choices.matches_transformers and not operation.options["lends"]:
             del self.memo["selected"]  # a class keeps it in its layer
@@ -99,18 +103,18 @@ class AttentionVariantKernels(AttentionKernels):
             if len(keys[0].shape) == 4:  # every head has keys of its own: MeanIndexerReference.narrow
                 selected_count = selected_indices.shape[-1]
                 selected_rows = [aten.new_tensor((k.shape[0], selected_count, *k.shape[2:]), k.dtype) for k in keys]
-                self.bind(operation.outs[0], aten.new_tensor((1, selected_count), BOOL))
+                self.bind(operation.output_values[0], aten.new_tensor((1, selected_count), BOOL))
                 self._store_selected_keys(operation, selected_rows)
                 return
             gather_index = aten.unsqueeze(aten.select(selected_indices, 1), -1)
             selected_rows = [
                 aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys
             ]
-            self.bind(operation.outs[0], aten.slice(mask, gather_index.shape[1]))
+            self.bind(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
         selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.bind(operation.outs[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
+        self.bind(operation.output_values[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
     def reads_selected(self, query_count: Any) -> bool:
@@ -119,7 +123,9 @@ class AttentionVariantKernels(AttentionKernels):
 
     def _store_selected_keys(self, operation: Step, keys: Sequence[Tensor]) -> None:
         """Stores the selected keys and values, and frees all keys and values."""
-        for recorded_value, output, tensor in zip(operation.ins[1:], operation.outs[1:], keys, strict=True):
+        for recorded_value, output, tensor in zip(
+            operation.input_values[1:], operation.output_values[1:], keys, strict=True
+        ):
             self.values.pop(id(recorded_value), None)
             self.bind(output, tensor)
 
@@ -127,8 +133,8 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_select_blocks(self, operation: Step) -> None:
         """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
-        aten, block_size, scores = self.t, operation.options["block"], self.tensor_of(operation.ins[0])
-        self.forget(operation.ins[0].storage)
+        aten, block_size, scores = self.t, operation.options["block"], self.tensor_of(operation.input_values[0])
+        self.forget(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
         query_count, key_count = scores.shape[-2:]
         query_positions, key_positions = self.token_positions(query_count), self.token_positions(key_count)
@@ -148,7 +154,7 @@ class AttentionVariantKernels(AttentionKernels):
         rank = aten.sort(aten.sort(block_scores)[1])[1]
         selected_mask = aten.slice(aten.repeat_interleave(aten.compare(rank), block_size, 3), key_count)
         self.bind(
-            operation.outs[0],
+            operation.output_values[0],
             aten.compare(
                 selected_mask, aten.compare(aten.unsqueeze(key_positions, 0), aten.unsqueeze(query_positions, 1))
             ),
@@ -157,9 +163,9 @@ class AttentionVariantKernels(AttentionKernels):
     def do_only_selected(self, operation: Step) -> None:
         """Gathers the selected keys and values when decoding one token; otherwise passes all of them to attention."""
         aten = self.t
-        visible_mask = self.tensor_of(operation.ins[0])
+        visible_mask = self.tensor_of(operation.input_values[0])
         block_size, block_count = operation.options["block"], operation.options["blocks"]
-        keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[1:]]
+        keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[1:]]
         if self.reads_selected(visible_mask.shape[-2]):
             key_count = keys[0].shape[2]
             rows_read = minimum(key_count, (block_count - 1) * block_size + (key_count - 1) % block_size + 1)
@@ -168,8 +174,8 @@ class AttentionVariantKernels(AttentionKernels):
             )
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
             visible_mask = aten.like(aten.slice(visible_mask, rows_read))
-        self.values.pop(id(operation.ins[0]), None)
-        self.bind(operation.outs[0], visible_mask)
+        self.values.pop(id(operation.input_values[0]), None)
+        self.bind(operation.output_values[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
 
     def attention_BlockAttentionCore(self, operation: Step) -> None:
@@ -191,8 +197,10 @@ class AttentionVariantKernels(AttentionKernels):
                 "and another --recompute than attention"
             )
         aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
-        score_values = operation.ins[: step_options["parts"]]
-        q, v, *selection = (self.tensor_of(input_value) for input_value in operation.ins[step_options["parts"] :])
+        score_values = operation.input_values[: step_options["parts"]]
+        q, v, *selection = (
+            self.tensor_of(input_value) for input_value in operation.input_values[step_options["parts"] :]
+        )
         scores = self._join_scores(score_values)
         scores = aten.scale(scores)
         if step_options["cap"] is not None:
@@ -206,10 +214,10 @@ class AttentionVariantKernels(AttentionKernels):
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             attention_weights = aten.slice(joint_probs, scores.shape[-1])
-            self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+            self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
             return
         attention_weights = aten.to(aten.softmax(aten.to(scores, FLOAT32)), v.dtype)
-        self.bind(operation.outs[0], self.apply_dropout(attention_weights, step_options["dropout"]))
+        self.bind(operation.output_values[0], self.apply_dropout(attention_weights, step_options["dropout"]))
 
     def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates the scores of all attention cores, and drops the separate tensors."""
@@ -226,27 +234,27 @@ class AttentionVariantKernels(AttentionKernels):
         return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:
-        aten, weights, v = self.t, self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1])
-        v = aten.unsqueeze(v, 1) if len(operation.ins[1].axes) < 2 else self.heads_first(v)
+        aten, weights, v = self.t, self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])
+        v = aten.unsqueeze(v, 1) if len(operation.input_values[1].axes) < 2 else self.heads_first(v)
         weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
-        self.store_tensor(operation.outs[0], self.heads_first(aten.matmul(weights, v)))
+        self.store_tensor(operation.output_values[0], self.heads_first(aten.matmul(weights, v)))
 
     # --- masked by strengths (Doge) -----------------------------------------------------------------------------------
 
     def do_strongest(self, operation: Step) -> None:
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
         aten = self.t
-        key_strengths, q, k = map(self.tensor_of, operation.ins)
+        key_strengths, q, k = map(self.tensor_of, operation.input_values)
         key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
             aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)
         )
-        if mask.shape[-1] > operation.options["keep"]:
+        if mask.shape[-1] > operation.options["key_limit"]:
             ranked_keys = aten.like(mask)
-            top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["keep"])
+            top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["key_limit"])
             mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
-        self.bind(operation.outs[0], mask)
+        self.bind(operation.output_values[0], mask)
 
     def attention_MaskedAttentionCore(self, operation: Step) -> None:
         self.attention_AttentionCore(operation)

@@ -28,7 +28,7 @@ class BasicKernels(Lowering):
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
-        x, output = self.flat_tensor(operation.ins[0], operation), operation.outs[0]
+        x, output = self.flat_tensor(operation.input_values[0], operation), operation.output_values[0]
         bias = None
         if operation.options["bias"]:
             lending_layer = operation.options.get("lent")
@@ -45,11 +45,11 @@ class BasicKernels(Lowering):
 
     def output_rows(self, operation: Step) -> Number:
         """Returns the number of last rows per sequence that a linear layer computes."""
-        return self.run_config.new_rows(operation.outs[0].rows)
+        return self.run_config.new_rows(operation.output_values[0].rows)
 
     def do_again(self, operation: Step) -> None:
         """Runs the linear layer of another operation a second time."""
-        x, output = self.flat_tensor(operation.ins[0]), operation.outs[0]
+        x, output = self.flat_tensor(operation.input_values[0]), operation.output_values[0]
         module_path, linear_name = self.modules[id(operation.options["like"])]
         bias = self.weight(f"{linear_name}.bias", (output.width,), module_path) if operation.options["bias"] else None
         weight = self.weight(f"{linear_name}.weight", (output.width, x.shape[-1]), module_path)
@@ -65,14 +65,14 @@ class BasicKernels(Lowering):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer."""
-        return self.product(x, weight, bias, operation.outs[0].width)
+        return self.product(x, weight, bias, operation.output_values[0].width)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
         """Computes x·Wᵀ + b. width: the number of output features."""
         return self.t.linear(x, weight, bias)
 
     def do_table(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         if operation.options["by"] == "all":
             self.store_tensor(output, self.embedding_table(operation))
             return
@@ -124,12 +124,14 @@ class BasicKernels(Lowering):
             self.adapters is None and not operation.op.frozen,
         )
         self.store_tensor(
-            operation.outs[0], self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained)
+            operation.output_values[0],
+            self.parameter(parameter_key, operation.op.tensors()[0].shape, self.dtype, is_trained),
         )
 
     def do_buffer(self, operation: Step) -> None:
         self.store_tensor(
-            operation.outs[0], self.buffer(operation.name, self.shape(operation.outs[0]), operation.options["indices"])
+            operation.output_values[0],
+            self.buffer(operation.name, self.shape(operation.output_values[0]), operation.options["indices"]),
         )
 
     # --- norms ------------------------------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class BasicKernels(Lowering):
     def do_norm(self, operation: Step) -> None:
         spec: Norm = operation.options["spec"]
         recorded_value, normed_shape, heads = (
-            operation.ins[0],
+            operation.input_values[0],
             operation.options["over"],
             getattr(operation.op, "heads", None),
         )
@@ -152,9 +154,9 @@ class BasicKernels(Lowering):
         module_path, norm_name = (
             (self.module_path(), operation.name) if shape_source is None else self.modules[id(shape_source)]
         )
-        self.modules[id(operation.outs[0])] = module_path, norm_name
+        self.modules[id(operation.output_values[0])] = module_path, norm_name
         y = self.norm(x, spec, norm_name, shape, 1 if group_count is None else group_count.size, module_path)
-        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
+        self.store_tensor(operation.output_values[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
     def norms_heads_first(self, recorded_value: Value, normed_shape: Shape) -> bool:
         """Whether a norm's axis order on [batch, heads, rows, size] matters; false in this profile."""
@@ -202,11 +204,11 @@ class BasicKernels(Lowering):
     # --- elementwise ------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
+        x = self.tensor_of(operation.input_values[0])
         if operation.options["float32"]:
             x = self.t.to(x, FLOAT32)
-            self.release_last_reads(operation, operation.ins)
-        self.store_tensor(operation.outs[0], self.apply_activation(x, operation.options["kind"]))
+            self.release_last_reads(operation, operation.input_values)
+        self.store_tensor(operation.output_values[0], self.apply_activation(x, operation.options["kind"]))
 
     def apply_activation(self, x: Tensor, activation_name: str) -> Tensor:
         """Applies an activation function by name."""
@@ -255,14 +257,14 @@ class BasicKernels(Lowering):
         return self.t.square(self.t.to(x, FLOAT32) if self.autocasts_to_float32 else x)
 
     def do_flat(self, operation: Step) -> None:
-        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
+        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def do_scale(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0])))
+        self.store_tensor(operation.output_values[0], self.t.scale(self.tensor_of(operation.input_values[0])))
 
     def do_split(self, operation: Step) -> None:
-        x = self.tensor_of(operation.ins[0])
-        shapes = [self.shape(output) for output in operation.outs]
+        x = self.tensor_of(operation.input_values[0])
+        shapes = [self.shape(output) for output in operation.output_values]
         if all(len(shape) == len(x.shape) for shape in shapes):
             axis_range = range(-1, 1 - len(x.shape), -1)
             split_axes = (axis for axis in axis_range if sum(shape[axis] for shape in shapes) == x.shape[axis])
@@ -270,17 +272,17 @@ class BasicKernels(Lowering):
             split_tensors = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
             split_tensors = self.t.split(
-                self.flat_tensor(operation.ins[0]), [output.width for output in operation.outs]
+                self.flat_tensor(operation.input_values[0]), [output.width for output in operation.output_values]
             )
-        for output, split_tensor in zip(operation.outs, split_tensors, strict=True):
+        for output, split_tensor in zip(operation.output_values, split_tensors, strict=True):
             self.store_tensor(output, split_tensor)
 
     def do_cat(self, operation: Step) -> None:
-        tensors = list(map(self.tensor_of, operation.ins))
-        shape = self.shape(operation.outs[0])
+        tensors = list(map(self.tensor_of, operation.input_values))
+        shape = self.shape(operation.output_values[0])
         axis = self._concatenation_axis(tensors, shape)
         if axis is None:
-            tensors = [self.flat_tensor(input_value) for input_value in operation.ins]
+            tensors = [self.flat_tensor(input_value) for input_value in operation.input_values]
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
@@ -289,7 +291,7 @@ class BasicKernels(Lowering):
             self._join_in_pages(tensors, axis) if all(map(self.is_pooled, tensors)) else self.t.cat(tensors, axis)
         )
         self.store_tensor(
-            operation.outs[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
+            operation.output_values[0], self.t.transpose(joined_tensor, 1, 2) if needs_transpose else joined_tensor
         )
 
     def _join_in_pages(self, tensors: list[Tensor], axis: int) -> Tensor:
@@ -323,9 +325,10 @@ class BasicKernels(Lowering):
 
     def do_state(self, operation: Step) -> None:
         """Caches a recurrent state for the next pass, unless the reading operation does."""
-        if operation.ins:
+        if operation.input_values:
             self.store_in_cache(
-                operation.name, *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.ins)
+                operation.name,
+                *(self.t.select(self.tensor_of(input_value), 1) for input_value in operation.input_values),
             )
 
     # --- the loss ---------------------------------------------------------------------------------------------------

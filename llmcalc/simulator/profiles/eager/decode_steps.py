@@ -58,7 +58,7 @@ class DecodeStepKernels(ScanKernels):
             module_steps["conv1d"], aten.transpose(inner_states, 1, 2), "conv_state"
         )
         inner_states = aten.transpose(self.apply_activation(inner_states, activation_name), 1, 2)
-        projected_width = module_steps["x_proj"].outs[0].width
+        projected_width = module_steps["x_proj"].output_values[0].width
         rank = projected_width - 2 * op.state
         dt_b_c = (
             self._project_per_head(module_steps["x_proj"], inner_states, heads, projected_width)
@@ -85,7 +85,7 @@ class DecodeStepKernels(ScanKernels):
     def _project_time_step(self, operation: Step, x: Tensor, heads: Any, per_head: bool) -> Tensor:
         """Projects to the time step Δ."""
         return (
-            self._project_per_head(operation, x, heads, operation.outs[0].width)
+            self._project_per_head(operation, x, heads, operation.output_values[0].width)
             if per_head
             else self.project(operation, x)
         )
@@ -131,7 +131,7 @@ class DecodeStepKernels(ScanKernels):
         """Decodes one token of Mamba-2, as Mamba2Reference.forward does."""
         aten, op, activation_name = self.t, module_steps.op("scan", ChunkedScan), module_steps.acts[0]
         inner_width = op.heads * op.head_dim
-        group_width = exact_div(module_steps["conv1d"].outs[0].width - inner_width, 2)
+        group_width = exact_div(module_steps["conv1d"].output_values[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         gate, conv_input, time_step = aten.split(
             self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
@@ -195,7 +195,7 @@ class DecodeStepKernels(ScanKernels):
         self.refuse_dynamic_filters(module_steps)
         if "A_log" not in module_steps:
             return self._decode_delta_net(module_steps, x)
-        return (self._decode_kimi_delta if module_steps["core"].op.by_channel else self._decode_gated_delta)(
+        return (self._decode_kimi_delta if module_steps["core"].op.decays_by_channel else self._decode_gated_delta)(
             module_steps, x
         )
 
@@ -204,7 +204,7 @@ class DecodeStepKernels(ScanKernels):
         aten, op = self.t, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        projection_widths = [module_steps[operation_name].outs[0].width for operation_name in QKV]
+        projection_widths = [module_steps[operation_name].output_values[0].width for operation_name in QKV]
         q, k, v = aten.split(convolved_qkv, projection_widths)
         heads_per_group = exact_div(op.heads * op.key_dim, projection_widths[0])
         q, k = (self._split_and_repeat_heads(y, op.key_dim, heads_per_group) for y in (q, k))
@@ -231,7 +231,9 @@ class DecodeStepKernels(ScanKernels):
         aten, op = self.t, module_steps.op("core", DeltaRule)
         _qkv, convolved_qkv = self._convolved_qkv(module_steps, x)
         convolved_qkv = aten.transpose(convolved_qkv, 1, 2)
-        q, k, v = aten.split(convolved_qkv, [module_steps[operation_name].outs[0].width for operation_name in QKV])
+        q, k, v = aten.split(
+            convolved_qkv, [module_steps[operation_name].output_values[0].width for operation_name in QKV]
+        )
         beta = aten.transpose(aten.elementwise_function("sigmoid", self.project(module_steps["b_proj"], x)), 1, 2)
         beta = aten.scale(beta) if any(operation.verb == "scale" for operation in module_steps.all) else beta
         q, k = (aten.transpose(self.split_heads(y, op.key_dim), 1, 2) for y in (q, k))
@@ -483,7 +485,9 @@ class DecodeStepKernels(ScanKernels):
         return aten.div(numerator, aten.unsqueeze(denominator_bound, -1)), [matrix_memory, norm, next_exponent]
 
     def next_wkv(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self._weighted_average(*map(self.tensor_of, operation.ins)))
+        self.store_tensor(
+            operation.output_values[0], self._weighted_average(*map(self.tensor_of, operation.input_values))
+        )
 
     def _weighted_average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
         """Computes RWKV's weighted average, as TimeMixReference._weighted_average does."""

@@ -18,29 +18,29 @@ class ElementwiseKernels(BasicKernels):
     """Elementwise steps whose operands are aligned by axis names."""
 
     def do_add(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.add(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.t.add(*self._align_axes(operation)))
 
     def do_mul(self, operation: Step) -> None:
         a, b = self._align_axes(operation)
         product, dtype = self.t.mul(a, b), a.dtype
         if operation.options["float32"]:
             del a, b
-            self.release_last_reads(operation, operation.ins)
+            self.release_last_reads(operation, operation.input_values)
             product = self.t.to(product, dtype)
-        self.store_tensor(operation.outs[0], product)
+        self.store_tensor(operation.output_values[0], product)
 
     def do_sub(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.sub(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.t.sub(*self._align_axes(operation)))
 
     def do_div(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.div(*self._align_axes(operation)))
+        self.store_tensor(operation.output_values[0], self.t.div(*self._align_axes(operation)))
 
     def _align_axes(self, operation: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along missing axes."""
-        a, b = map(self.tensor_of, operation.ins)
-        axis_count, axes = max(len(a.shape), len(b.shape)), operation.outs[0].axes
-        return self._align_axes_of(operation.ins[0], a, axes, axis_count), self._align_axes_of(
-            operation.ins[1], b, axes, axis_count
+        a, b = map(self.tensor_of, operation.input_values)
+        axis_count, axes = max(len(a.shape), len(b.shape)), operation.output_values[0].axes
+        return self._align_axes_of(operation.input_values[0], a, axes, axis_count), self._align_axes_of(
+            operation.input_values[1], b, axes, axis_count
         )
 
     def _align_axes_of(self, recorded_value: Value, x: Tensor, axes: Shape, axis_count: int) -> Tensor:
@@ -64,11 +64,11 @@ class ElementwiseKernels(BasicKernels):
         return x
 
     def do_plus(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.add_number(self.tensor_of(operation.ins[0])))
+        self.store_tensor(operation.output_values[0], self.t.add_number(self.tensor_of(operation.input_values[0])))
 
     def do_sum(self, operation: Step) -> None:
         """Computes the sum or mean over one axis."""
-        recorded_value, output = operation.ins[0], operation.outs[0]
+        recorded_value, output = operation.input_values[0], operation.output_values[0]
         (summed_axis,) = [axis_index for axis_index, axis in enumerate(recorded_value.axes) if axis not in output.axes]
         reduce_tensor = self.t.mean if operation.options["mean"] else self.t.sum
         x = self.tensor_of(recorded_value)
@@ -80,12 +80,12 @@ class ElementwiseKernels(BasicKernels):
 
     def do_added_sinusoids(self, operation: Step) -> None:
         """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
-        output = operation.outs[0]
+        output = operation.output_values[0]
         self.store_tensor(output, self._compute_sinusoids(self.run_config.new_rows(output.rows), output.width))
 
     def do_in_format_of(self, operation: Step) -> None:
-        x, format_tensor = map(self.tensor_of, operation.ins)
-        self.bind(operation.outs[0], self.t.to(format_tensor, x.dtype))
+        x, format_tensor = map(self.tensor_of, operation.input_values)
+        self.bind(operation.output_values[0], self.t.to(format_tensor, x.dtype))
 
     def _compute_sinusoids(self, row_count: Number, vector_width: Number) -> Tensor:
         aten, positions = self.t, self.t.new_tensor((row_count,), INT64)
@@ -101,11 +101,11 @@ class ElementwiseKernels(BasicKernels):
 
     def do_act(self, operation: Step) -> None:
         if operation.options["kind"] == "xielu":
-            self.store_tensor(operation.outs[0], self.xielu(*map(self.tensor_of, operation.ins)))
+            self.store_tensor(operation.output_values[0], self.xielu(*map(self.tensor_of, operation.input_values)))
         elif operation.options["kind"] == "log_position":
-            x, *activation_weights = map(self.tensor_of, operation.ins)
+            x, *activation_weights = map(self.tensor_of, operation.input_values)
             self.store_tensor(
-                operation.outs[0],
+                operation.output_values[0],
                 self.t.transpose(self.scale_by_position(self.t.transpose(x, 1, 2), *activation_weights), 1, 2),
             )
         else:

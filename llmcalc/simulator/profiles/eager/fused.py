@@ -153,8 +153,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         return self.choices.compiled or self.choices.fused_gate
 
     def do_act(self, operation: Step) -> None:
-        if self._fuses_gates and self._is_read_in_module("mul", operation.outs[0]):
-            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))  # the product reads the gate itself
+        if self._fuses_gates and self._is_read_in_module("mul", operation.output_values[0]):
+            self.bind(
+                operation.output_values[0], self.tensor_of(operation.input_values[0])
+            )  # the product reads the gate itself
         else:
             super().do_act(operation)
 
@@ -164,10 +166,10 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         Source: linkedin/Liger-Kernel 0.8.5, ops/swiglu.py, which writes the gradients over the gate and the projection.
         """
         autograd_graph, is_in_place = self.graph, self.choices.fused_gate
-        if not (self._fuses_gates and any(map(self._is_activation_output, operation.ins))):
+        if not (self._fuses_gates and any(map(self._is_activation_output, operation.input_values))):
             super().do_mul(operation)
             return
-        gate, up_projection = map(self.tensor_of, operation.ins)
+        gate, up_projection = map(self.tensor_of, operation.input_values)
         gated_output = self.t.like(gate, up_projection)
         shapes_and_dtypes = [(input_value.shape, input_value.dtype) for input_value in (gate, up_projection)]
 
@@ -182,19 +184,20 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
         gated_product = record(
             autograd_graph, "glu", (gate, up_projection), gated_output, backward, gate, up_projection
         )
-        self.store_tensor(operation.outs[0], gated_product)
+        self.store_tensor(operation.output_values[0], gated_product)
 
     def _is_activation_output(self, recorded_value: Value) -> bool:
         scope_items = self.frames[-1].scope.items
         return any(
-            isinstance(item, Step) and item.verb == "act" and recorded_value in item.outs for item in scope_items
+            isinstance(item, Step) and item.verb == "act" and recorded_value in item.output_values
+            for item in scope_items
         )
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def do_linear(self, operation: Step) -> None:
         computes_loss_in_chunks = self.choices.cross_entropy in LOSSES_WITH_HEAD and self.trained and self.graph.enabled
-        if not (computes_loss_in_chunks and operation.outs[0] is self.result):
+        if not (computes_loss_in_chunks and operation.output_values[0] is self.result):
             super().do_linear(operation)
             return
         if self.has_adapter(operation):
@@ -208,13 +211,17 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
                 "--fake-quantize beside it",
                 operation.name,
             )
-        bias = self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
+        bias = (
+            self.weight(f"{operation.name}.bias", (operation.output_values[0].width,))
+            if operation.options["bias"]
+            else None
+        )
         self.head = (operation, self.linear_weight(operation), bias)
-        self.bind(operation.outs[0], self.flat_tensor(operation.ins[0]))
+        self.bind(operation.output_values[0], self.flat_tensor(operation.input_values[0]))
 
     def output_rows(self, operation: Step) -> Number:
         row_count, last_rows = super().output_rows(operation), self.choices.logits_to_keep
-        skips_prompt = self.choices.cross_entropy == "selective" and operation.outs[0] is self.result
+        skips_prompt = self.choices.cross_entropy == "selective" and operation.output_values[0] is self.result
         return min(row_count, last_rows + 1) if skips_prompt and last_rows is not None else row_count
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -391,7 +398,7 @@ class FusedKernels(FusedAttention, ElementwiseKernels, FakeQuantizationKernels):
     def _chunk_logits(self, head_step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the logits of a chunk of hidden states."""
         x, weight = self.rounded(head_step, x, weight, has_adapter=False)
-        return self.product(x, weight, bias, head_step.outs[0].width)
+        return self.product(x, weight, bias, head_step.output_values[0].width)
 
     @compared(TRL_CHUNKS, cross_entropy="recomputed")
     def _recomputed_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

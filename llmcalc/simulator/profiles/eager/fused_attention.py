@@ -41,17 +41,19 @@ class FusedAttention(AttentionKernels):
     def do_repeat(self, operation: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
         is_read_by_attention = any(
-            self._is_read_in_module(verb, operation.outs[0]) for verb in ("attention", "only_selected")
+            self._is_read_in_module(verb, operation.output_values[0]) for verb in ("attention", "only_selected")
         )
         if self.choices.attention in ("flash", "sdpa") and not operation.options["tiled"] and is_read_by_attention:
-            self.bind(operation.outs[0], self.tensor_of(operation.ins[0]))
+            self.bind(operation.output_values[0], self.tensor_of(operation.input_values[0]))
         else:
             super().do_repeat(operation)
 
     def _is_read_in_module(self, verb: str, recorded_value: Value) -> bool:
         """Whether an operation of that name in the current module reads a value."""
         scope_items = self.frames[-1].scope.items
-        return any(isinstance(item, Step) and item.verb == verb and recorded_value in item.ins for item in scope_items)
+        return any(
+            isinstance(item, Step) and item.verb == verb and recorded_value in item.input_values for item in scope_items
+        )
 
     def attention_AttentionCore(self, operation: Step) -> None:
         if self.choices.attention == "eager":
@@ -59,7 +61,9 @@ class FusedAttention(AttentionKernels):
             return
         uses_flash = self.choices.attention == "flash"
         has_mask = self.choices.attention == "sdpa" and has_extra_mask_input(operation)
-        has_score_terms = not has_mask and (operation.options.get("selected") is not None or len(operation.ins) > 3)
+        has_score_terms = not has_mask and (
+            operation.options.get("selected_keys") is not None or len(operation.input_values) > 3
+        )
         sinks = self.sinks_of(operation)
         has_other_sinks = sinks is not None and (not uses_flash or len(sinks.shape) == 2)
         if not (uses_flash and not self.trained) and (has_score_terms or has_other_sinks):
@@ -68,10 +72,10 @@ class FusedAttention(AttentionKernels):
                 "expected eager",
                 operation.name,
             )
-        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins[:3])
+        q, k, v = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[:3])
         if self.choices.matches_transformers and operation.options["copies_heads"]:
             q, k, v = (self.t.contiguous(x) for x in (q, k, v))
-        is_cross_attention = operation.ins[1].rows != operation.ins[0].rows
+        is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
         if self.choices.attention == "sdpa":
             attention_output = self.scaled_dot_product(operation, q, k, v, is_cross_attention)
         elif self.choices.attention == "flash":
@@ -91,7 +95,7 @@ class FusedAttention(AttentionKernels):
             )
         attention_output = self.t.transpose(attention_output, 1, 2)
         self.store_tensor(
-            operation.outs[0],
+            operation.output_values[0],
             self.t.contiguous(attention_output) if self.choices.matches_transformers else attention_output,
         )
 
@@ -172,7 +176,7 @@ class FusedAttention(AttentionKernels):
             self.additive_bias_mask(operation, query_count, key_count, causal) if operation.options["biased"] else None
         )
         mask_trained = bias is not None and is_recorded(self.graph, (bias,))
-        selection_mask = self.tensor_of(operation.ins[-1]) if operation.options["narrowed"] else None
+        selection_mask = self.tensor_of(operation.input_values[-1]) if operation.options["narrowed"] else None
         is_masked = is_masked or bias is not None or selection_mask is not None
         is_trained = is_recorded(self.graph, (q, k, v))
         dtype = self.graph.autocast or q.dtype
@@ -217,7 +221,7 @@ class FusedAttention(AttentionKernels):
         Source: transformers/integrations/sdpa_attention.py, `create_position_bias_mask`.
         """
         aten = self.t
-        bias = aten.unsqueeze(self.tensor_of(operation.ins[3]), 0)
+        bias = aten.unsqueeze(self.tensor_of(operation.input_values[3]), 0)
         if causal:
             visible_keys = self._visible_keys(query_count, key_count, causal, None, None)
             return aten.clone(aten.masked_fill(bias, visible_keys))

@@ -25,17 +25,21 @@ class LocalAttentionKernels(PositionKernels):
 
     def core_BlockSumMatmul(self, operation: Step) -> None:
         assert isinstance(operation.op, BlockSumMatmul)
-        aten, x = self.t, self.flat_tensor(operation.ins[0])
+        aten, x = self.t, self.flat_tensor(operation.input_values[0])
         block_of_token, block_indices = self._block_sum_indices(x.shape[1], operation.op.block_size)
         block_membership = aten.to(
             aten.like(aten.unsqueeze(block_indices, 1), aten.unsqueeze(block_of_token, 0), dtype=BOOL), x.dtype
         )
-        self.store_tensor(operation.outs[0], aten.matmul(block_membership, x))
+        self.store_tensor(operation.output_values[0], aten.matmul(block_membership, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
 
     def do_in_blocks(self, operation: Step) -> None:
-        recorded_value, output, block_size = operation.ins[0], operation.outs[0], operation.options["block"]
+        recorded_value, output, block_size = (
+            operation.input_values[0],
+            operation.output_values[0],
+            operation.options["block"],
+        )
         x, heads, tokens = self.flat_tensor(recorded_value), output.axes[0].size, self.run_config.new_rows(output.rows)
         if not operation.options["around"]:
             self.bind(output, self._split_local_heads(self._split_into_blocks(x, block_size), heads))
@@ -91,7 +95,8 @@ class LocalAttentionKernels(PositionKernels):
         mask_options, tokens = operation.options, self.run_config.new_rows(operation.options["of"])
         mask_sizes = tokens, mask_options["radius"], mask_options["block_sums"]
         self.compute_once(
-            ("blocks", *mask_sizes), lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.ins)))
+            ("blocks", *mask_sizes),
+            lambda: self._local_mask(*mask_sizes, list(map(self.tensor_of, operation.input_values))),
         )
 
     def _local_mask(
@@ -130,16 +135,16 @@ class LocalAttentionKernels(PositionKernels):
     def attention_LocalAttentionCore(self, operation: Step) -> None:
         if self.choices.attention != "eager":
             raise self.unsupported("local attention runs with eager attention alone", operation.name)
-        q, k, v = map(self.tensor_of, operation.ins)
+        q, k, v = map(self.tensor_of, operation.input_values)
         assert isinstance(operation.op, LocalAttentionCore)
-        tokens, op = self.run_config.new_rows(operation.outs[0].rows), operation.op
+        tokens, op = self.run_config.new_rows(operation.output_values[0].rows), operation.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
         dropout = operation.options["dropout"]
         attention_output = self.run_attention_core(
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         attention_output = self.t.flatten(self.t.transpose(attention_output, -2, -3), 1, 2)
-        self.store_tensor(operation.outs[0], self._first_rows(attention_output, tokens))
+        self.store_tensor(operation.output_values[0], self._first_rows(attention_output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None

@@ -34,7 +34,9 @@ class LoraKernels(FakeQuantizationKernels):
         weight = operation.weight
         if weight is None or not self._is_quantised(operation):
             return self._trained_copy(operation, super().linear_weight(operation))
-        return self._new_quantised_weight(operation.name, element_count(weight.out), element_count(weight.ins))
+        return self._new_quantised_weight(
+            operation.name, element_count(weight.output_axes), element_count(weight.input_axes)
+        )
 
     def embedding_table(self, operation: Step) -> Tensor:
         return self._trained_copy(operation, super().embedding_table(operation))
@@ -48,7 +50,7 @@ class LoraKernels(FakeQuantizationKernels):
         super().do_table(operation)
         adapters, is_read_by_token = self.adapters, operation.options["by"] in ("ids", "known ids")
         if adapters is not None and adapters.library == "peft" and self.recompute.layers and is_read_by_token:
-            embedded_rows = self.tensor_of(operation.outs[0])
+            embedded_rows = self.tensor_of(operation.output_values[0])
             embedded_rows.leaf = self.graph.enabled and embedded_rows.node is None
 
     def _is_quantised(self, operation: Step) -> bool:
@@ -57,7 +59,7 @@ class LoraKernels(FakeQuantizationKernels):
         Mamba-2's output projection is not, whose weight the kernel of the scan reads itself.
         """
         adapters = self.adapters
-        if adapters is None or adapters.base_storage == "none" or operation.about.get("kind") == "router":
+        if adapters is None or adapters.base_storage == "none" or operation.node_fields.get("kind") == "router":
             return False
         if operation.name == OUTPUT_OF_SCAN and any(
             isinstance(step.op, ChunkedScan) for step in module_steps(self.frames[-1].scope)
@@ -66,7 +68,7 @@ class LoraKernels(FakeQuantizationKernels):
         if any(module_call.layer_index is not None for module_call in self.frames):
             return True
         is_tied = ("", id(operation.weight)) in self.weights
-        return adapters.quantized_head and operation.outs[0] is self.result and not is_tied
+        return adapters.quantized_head and operation.output_values[0] is self.result and not is_tied
 
     def expert_weight(self, operation: Step, shape: Shape, matrix_count: int = 1) -> Tensor:
         """Returns the stacked weights of all experts, decoded from 4 bits and added to an adapter's if necessary.
@@ -184,12 +186,15 @@ class LoraKernels(FakeQuantizationKernels):
             if isinstance(scope_item, Step)
             and scope_item.verb == "linear"
             and is_joinable(scope_item)
-            and scope_item.ins[0] is operation.ins[0]
+            and scope_item.input_values[0] is operation.input_values[0]
         ]
 
     def _run_as_one_product(self, operations: list[Step]) -> None:
         """Runs projections of one input as one product and splits the result."""
-        x, output_widths = self.flat_tensor(operations[0].ins[0]), [operation.outs[0].width for operation in operations]
+        x, output_widths = (
+            self.flat_tensor(operations[0].input_values[0]),
+            [operation.output_values[0].width for operation in operations],
+        )
         total_width, layer_name = sum(output_widths), self._joined_layer_name(operations[0]) or TOGETHER
         biased_steps = [operation for operation in operations if operation.options["bias"]]
         if len(biased_steps) not in (0, len(operations)):
@@ -201,14 +206,14 @@ class LoraKernels(FakeQuantizationKernels):
             weight = self.weight(f"{layer_name}.weight", (total_width, x.shape[-1]))
         fused_product = self._with_adapters(operations, x, self.product(x, weight, bias, total_width), weight, bias)
         for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
-            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.store_tensor(operation.outs[0], step_output)
+            self.modules[id(operation.output_values[0])] = self.module_path(), operation.name
+            self.store_tensor(operation.output_values[0], step_output)
         self._keep_gate_in_frame(operations)
 
     def _keep_gate_in_frame(self, operations: list[Step]) -> None:
         """Keeps the gate, half of a product, alive until the module returns, as a local variable of the class does."""
         if operations[0].name in GATE_AND_UP:
-            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].outs[0])
+            self.frames[-1].local_tensors["gate"] = self.tensor_of(operations[0].output_values[0])
 
     def _run_fused_projections(self, operations: list[Step]) -> None:
         """Runs fused projections as one product and splits the result. The weights are stored separately.
@@ -216,12 +221,12 @@ class LoraKernels(FakeQuantizationKernels):
         Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
         """
         autograd_graph = self.graph
-        x = self.flat_tensor(operations[0].ins[0])
-        output_widths = [operation.outs[0].width for operation in operations]
+        x = self.flat_tensor(operations[0].input_values[0])
+        output_widths = [operation.output_values[0].width for operation in operations]
         x = self.t.autocast_operand(x)
         weights = [self.t.autocast_operand(self.linear_weight(operation)) for operation in operations]
         bias_tensors = [
-            self.t.autocast_operand(self.weight(f"{operation.name}.bias", (operation.outs[0].width,)))
+            self.t.autocast_operand(self.weight(f"{operation.name}.bias", (operation.output_values[0].width,)))
             for operation in operations
             if operation.options["bias"]
         ]
@@ -250,8 +255,8 @@ class LoraKernels(FakeQuantizationKernels):
             *(weights if x.needs_grad else []),
         )
         for operation, step_output in zip(operations, self.t.split(fused_product, output_widths), strict=True):
-            self.modules[id(operation.outs[0])] = self.module_path(), operation.name
-            self.store_tensor(operation.outs[0], step_output)
+            self.modules[id(operation.output_values[0])] = self.module_path(), operation.name
+            self.store_tensor(operation.output_values[0], step_output)
         self._keep_gate_in_frame(operations)
 
     def _with_adapters(
@@ -264,7 +269,9 @@ class LoraKernels(FakeQuantizationKernels):
         if adapters is None or not adapted_steps:
             return fused_product
         if adapters.library == "litgpt":
-            return self._run_grouped_adapter(x, fused_product, [operation.outs[0].width for operation in adapted_steps])
+            return self._run_grouped_adapter(
+                x, fused_product, [operation.output_values[0].width for operation in adapted_steps]
+            )
         if len(adapted_steps) < len(operations):
             layer_names = ", ".join(operation.name for operation in operations)
             raise self.unsupported(
@@ -317,7 +324,7 @@ class LoraKernels(FakeQuantizationKernels):
 
     def linear_output(self, operation: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has an adapter."""
-        output_width, has_adapter = operation.outs[0].width, self.has_adapter(operation)
+        output_width, has_adapter = operation.output_values[0].width, self.has_adapter(operation)
         rounded_x, rounded_weight = self.rounded(operation, x, weight, has_adapter)
         if not has_adapter:
             return self.product(rounded_x, rounded_weight, bias, output_width)

@@ -24,13 +24,13 @@ class PositionKernels(AttentionVariantKernels):
 
     def _query_and_key_counts(self, operation: Step) -> tuple[Any, Any]:
         """Returns the numbers of queries and keys, from the last two inputs of an operation."""
-        q, k = map(self.tensor_of, operation.ins[-2:])
+        q, k = map(self.tensor_of, operation.input_values[-2:])
         return q.shape[1], k.shape[1]
 
     # --- biases -----------------------------------------------------------------------------------------------------
 
     def do_alibi(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         heads, (query_count, key_count) = output.axes[0].size, self._query_and_key_counts(operation)
         alibi_key = ("alibi", heads, query_count, key_count)
         self.bind(output, self.compute_once(alibi_key, lambda: self._alibi_bias(heads, query_count, key_count)))
@@ -45,13 +45,13 @@ class PositionKernels(AttentionVariantKernels):
         )
 
     def do_distance_bias(self, operation: Step) -> None:
-        bias_table, q = operation.ins
+        bias_table, q = operation.input_values
         query_count, key_count = (
             self.token_positions(self.run_config.new_rows(q.rows)),
             self.token_positions(self.run_config.available_rows(q.rows)),
         )
         self.bind(
-            operation.outs[0],
+            operation.output_values[0],
             self.bias_by_distance(self.tensor_of(bias_table), query_count, key_count, operation.options["causal"]),
         )
 
@@ -74,7 +74,7 @@ class PositionKernels(AttentionVariantKernels):
 
     def do_sinusoids(self, operation: Step) -> None:
         """Computes concatenated sines and cosines of float32 angles."""
-        output, dtype = operation.outs[0], self.tensor_of(operation.ins[0]).dtype
+        output, dtype = operation.output_values[0], self.tensor_of(operation.input_values[0]).dtype
         row_count, table_width = self.run_config.new_rows(output.rows), output.width
         if not operation.options["once"]:
             sinusoid_key = ("distances", row_count, table_width)
@@ -95,26 +95,31 @@ class PositionKernels(AttentionVariantKernels):
 
     def core_TableScores(self, operation: Step) -> None:
         self.bind(
-            operation.outs[0], self.scores_by_row(self.tensor_of(operation.ins[0]), self.tensor_of(operation.ins[1]))
+            operation.output_values[0],
+            self.scores_by_row(self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])),
         )
 
     def core_DistanceScores(self, operation: Step) -> None:
         """Multiplies every query by the projected distances of the sequence."""
-        x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.ins)
-        self.bind(operation.outs[0], self.t.matmul(x, self.t.transpose(distance_rows, -1, -2)))
+        x, distance_rows = (self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values)
+        self.bind(operation.output_values[0], self.t.matmul(x, self.t.transpose(distance_rows, -1, -2)))
 
     def core_PairScores(self, operation: Step) -> None:
         """Multiplies every query by the keys of its pairs, in one product per query position."""
-        aten, x, keys = self.t, self.heads_first(self.tensor_of(operation.ins[0])), self.tensor_of(operation.ins[1])
+        aten, x, keys = (
+            self.t,
+            self.heads_first(self.tensor_of(operation.input_values[0])),
+            self.tensor_of(operation.input_values[1]),
+        )
         tokens = x.shape[-2]
         keys = aten.transpose(aten.unflatten(keys, 0, (tokens, tokens)), -1, -2)
         scores = aten.matmul(aten.transpose(aten.flatten(x, 0, 1), 0, 1), keys)
-        self.bind(operation.outs[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
+        self.bind(operation.output_values[0], aten.unflatten(aten.transpose(scores, 0, 1), 0, x.shape[:2]))
 
     def do_rows_of_distances(self, operation: Step) -> None:
-        output = operation.outs[0]
+        output = operation.output_values[0]
         self.store_tensor(
-            output, self.t.slice(self.tensor_of(operation.ins[0]), self.run_config.new_rows(output.rows), 0)
+            output, self.t.slice(self.tensor_of(operation.input_values[0]), self.run_config.new_rows(output.rows), 0)
         )
 
     def do_distances(self, operation: Step) -> None:
@@ -136,7 +141,7 @@ class PositionKernels(AttentionVariantKernels):
             self.memo[distance_key] = distance_indices
         for needs_copy in (distance_options["shifted"], distance_options["clamped"]):
             distance_indices = aten.like(distance_indices) if needs_copy else distance_indices
-        self.bind(operation.outs[0], distance_indices)
+        self.bind(operation.output_values[0], distance_indices)
 
     def _bin_distances(self, query_count: Any, key_count: Any) -> Tensor:
         """Assigns distances to bins. Far distances share logarithmic bins."""
@@ -148,11 +153,12 @@ class PositionKernels(AttentionVariantKernels):
         return aten.like(is_near_distance, distances, aten.like(bin_indices, aten.like(distances)))
 
     def do_at_distance(self, operation: Step) -> None:
-        aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.ins)
+        aten, (scores, distance_indices) = self.t, map(self.tensor_of, operation.input_values)
         distance_indices = aten.expand(distance_indices, (*scores.shape[:-1], distance_indices.shape[-1]))
         if operation.options["by_key"]:
             self.bind(
-                operation.outs[0], aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2)
+                operation.output_values[0],
+                aten.transpose(aten.gather(scores, aten.transpose(distance_indices, -1, -2)), -1, -2),
             )
         else:
-            self.bind(operation.outs[0], aten.gather(scores, distance_indices))
+            self.bind(operation.output_values[0], aten.gather(scores, distance_indices))

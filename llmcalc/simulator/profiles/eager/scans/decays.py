@@ -221,10 +221,10 @@ class DecayScanKernels(AttentionKernels, ScanModuleKernels):
         return self.t.scale(self.t.elementwise_function("tanh", self.t.scale(x, "div")))
 
     def scan_wkv(self, operation: Step) -> None:
-        key, value, time_first, decay = map(self.tensor_of, operation.ins)
+        key, value, time_first, decay = map(self.tensor_of, operation.input_values)
         state_step, head_size = self.find_step("recurrent_state"), key.shape[-1:]
         self.state_tensors(state_step, head_size, head_size, head_size)
         has_cache = self.store is not None
         self.store_tensor(
-            operation.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)
+            operation.output_values[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache)
         )

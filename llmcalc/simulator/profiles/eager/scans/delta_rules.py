@@ -24,7 +24,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         (csrc/causal_conv1d.cpp, `weight_type`), and the gates and the norm are torch's.
         """
         core = module_steps["core"].op if "core" in module_steps else None
-        is_gated_delta = isinstance(core, DeltaRule) and not core.by_channel and "A_log" in module_steps
+        is_gated_delta = isinstance(core, DeltaRule) and not core.decays_by_channel and "A_log" in module_steps
         return is_gated_delta and "conv1d" in module_steps and self._runs_like_transformers(module_steps)
 
     def _runs_like_transformers(self, module_steps: ModuleSteps) -> bool:
@@ -39,7 +39,7 @@ class DeltaRuleKernels(ScanModuleKernels):
         if "A_log" not in module_steps:
             return self.delta_net(module_steps, x)
         is_class = self._runs_like_transformers(module_steps)
-        if module_steps["core"].op.by_channel:
+        if module_steps["core"].op.decays_by_channel:
             return (self.kimi_delta_of_transformers if is_class else self.kimi_delta)(module_steps, x)
         return (self.gated_delta_of_transformers if is_class else self.gated_delta)(module_steps, x)
 
@@ -223,7 +223,7 @@ class DeltaRuleKernels(ScanModuleKernels):
     def _cache_convolution_inputs(self, module_steps: ModuleSteps) -> None:
         """Caches the last inputs of a layer's three convolutions in one tensor."""
         conv_step = module_steps["conv1d"]
-        self.state_tensors(module_steps["conv_state"], (conv_step.outs[0].width, conv_step.options["kernel"]))
+        self.state_tensors(module_steps["conv_state"], (conv_step.output_values[0].width, conv_step.options["kernel"]))
 
     def _convolution_weight(self, proj_name: str, channel_count: Any, kernel_size: Any) -> Tensor:
         """Returns the weight of one of a layer's three convolutions."""

@@ -68,7 +68,7 @@ class MambaKernels(ScanModuleKernels):
         self.cache_last_inputs(module_steps["conv_state"], u)
         u = self.causal_conv(conv_step, u)
         x_dbl = self.project(module_steps["x_proj"], mamba_ssm.tokens_first(aten, u))
-        dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
+        dt, b, c = aten.split(x_dbl, [module_steps["x_proj"].output_values[0].width - 2 * op.state, op.state, op.state])
         dt = aten.mm(self.unadapted_weight(module_steps["dt_proj"]), aten.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(aten, dt, batch)
         b, c = self._copy_reordered(b, batch), self._copy_reordered(c, batch)
@@ -95,7 +95,7 @@ class MambaKernels(ScanModuleKernels):
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
         u = aten.transpose(self.convolve_after_cached_inputs(module_steps, u, activation_name), 1, 2)
-        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         dt, b, c = aten.split(self.project(module_steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in module_steps:
             dt, b, c = (self._normalize_with(module_steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
@@ -125,7 +125,7 @@ class MambaKernels(ScanModuleKernels):
         aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
-        rank = module_steps["x_proj"].outs[0].width - 2 * op.state
+        rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         u, gate = aten.split(aten.unflatten(projected_input, 1, (op.inner, 2)), [1, 1], 2)
         u = aten.contiguous(aten.reshape(u, (batch, op.inner, tokens)))
@@ -185,7 +185,7 @@ class MambaKernels(ScanModuleKernels):
             module_steps["out_proj"],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
+        group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         group_count = exact_div(group_width, op.state)
         zxbcdt = self.project(module_steps["in_proj"], x)
         a, d, dt_bias = self.state_decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
@@ -256,7 +256,7 @@ class MambaKernels(ScanModuleKernels):
             module_steps.acts[0],
         )
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
-        group_width = exact_div(conv_step.outs[0].width - inner_width, 2)
+        group_width = exact_div(conv_step.output_values[0].width - inner_width, 2)
         gate, xbc, dt = aten.split(
             self.project(module_steps["in_proj"], x), [inner_width, inner_width + 2 * group_width, op.heads]
         )

@@ -62,14 +62,14 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
             if operation.verb == "keep":
                 raise self.unknown_verb_error(operation, "a recurrence whose output higher layers read")
         self.store_tensor(
-            module_operations.all[-1].outs[0],
+            module_operations.all[-1].output_values[0],
             compute_module(module_operations, self.flat_tensor(module_scope.argument)),
         )
         for operation in module_operations.all:
             if operation.verb == "state" and self.store is not None and self.cached_tensors(operation.name) is None:
                 raise self.unsupported("no kernels that keep this state", operation.name)
         for operation in all_steps(module_scope.items):
-            for recorded_value in operation.ins:
+            for recorded_value in operation.input_values:
                 if self.last.get(id(recorded_value.storage)) == id(operation):
                     self.forget(recorded_value.storage)
 
@@ -101,11 +101,15 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def bias(self, operation: Step) -> Tensor | None:
         """Returns the bias of a linear layer or convolution."""
-        return self.weight(f"{operation.name}.bias", (operation.outs[0].width,)) if operation.options["bias"] else None
+        return (
+            self.weight(f"{operation.name}.bias", (operation.output_values[0].width,))
+            if operation.options["bias"]
+            else None
+        )
 
     def convolution_filters(self, operation: Step) -> Tensor:
         """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
-        channel_count, kernel_size = operation.outs[0].width, operation.options["kernel"]
+        channel_count, kernel_size = operation.output_values[0].width, operation.options["kernel"]
         return self.t.reshape(
             self.weight(f"{operation.name}.weight", (channel_count, 1, kernel_size)), (channel_count, kernel_size)
         )
@@ -127,7 +131,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         if 2 <= kernel_size <= 4:
             y = causal_conv1d.causal_conv1d_fn(aten, x, self.convolution_filters(operation), self.bias(operation))
             return y if activation_name in (None, "silu") else self.apply_activation(y, activation_name)
-        weight = self.weight(f"{operation.name}.weight", (operation.outs[0].width, 1, kernel_size))
+        weight = self.weight(f"{operation.name}.weight", (operation.output_values[0].width, 1, kernel_size))
         y = aten.slice(aten.convolution(x, weight, self.bias(operation), x.shape[2] + kernel_size - 1), x.shape[2])
         return y if activation_name is None else self.apply_activation(y, activation_name)
 
@@ -161,13 +165,13 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         else:
             self.cache_last_inputs(self.find_step(state_name), x)
             y = self.causal_conv(operation, x)
-        self.store_tensor(operation.outs[0], self.t.transpose(y, 1, 2))
+        self.store_tensor(operation.output_values[0], self.t.transpose(y, 1, 2))
 
     def convolve_after_state(self, operation: Step, x: Tensor, state_name: str, cached_rows: Any = None) -> Tensor:
         """Convolves x [batch, channels, tokens] after the cached inputs, and caches the last inputs."""
         aten, kernel_size, stored_inputs = self.t, operation.options["kernel"], self.cached_tensors(state_name)
         cached_rows = kernel_size if cached_rows is None else cached_rows
-        channel_count, tokens = operation.outs[0].width, x.shape[2]
+        channel_count, tokens = operation.output_values[0].width, x.shape[2]
         weight = self.conv_weight(operation, (channel_count, 1, kernel_size))
         if stored_inputs is None:
             output = aten.slice(aten.convolution(x, weight, self.bias(operation), tokens + kernel_size - 1), tokens)
@@ -205,7 +209,7 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
 
     def channels_first_input(self, operation: Step) -> Tensor:
         """Returns the input of a convolution as [batch, channels, tokens]."""
-        return self.t.transpose(self.flat_tensor(operation.ins[0]), 1, 2)
+        return self.t.transpose(self.flat_tensor(operation.input_values[0]), 1, 2)
 
     def _normalize_with(self, operation: Step, x: Tensor) -> Tensor:
         return self.norm(x, operation.options["spec"], operation.name, x.shape[-1:])
@@ -224,11 +228,11 @@ class ScanModuleKernels(ConvolutionKernels, BasicKernels):
         return next(operation for operation in module_steps(self.frames[-1].scope) if operation.name == step_name)
 
     def do_shift(self, operation: Step) -> None:
-        aten, x, state_name = self.t, self.tensor_of(operation.ins[0]), operation.options["state"]
+        aten, x, state_name = self.t, self.tensor_of(operation.input_values[0]), operation.options["state"]
         cached_row = self.cached_tensors(state_name)
         previous_row = aten.new_tensor((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached_row is None else cached_row[0]
         self.store_in_cache(state_name, aten.slice(x, 1, 1))
-        self.store_tensor(operation.outs[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
+        self.store_tensor(operation.output_values[0], aten.cat([previous_row, aten.slice(x, x.shape[1] - 1, 1)], 1))
 
     def do_complement(self, operation: Step) -> None:
-        self.store_tensor(operation.outs[0], self.t.scale(self.tensor_of(operation.ins[0]), "rsub"))
+        self.store_tensor(operation.output_values[0], self.t.scale(self.tensor_of(operation.input_values[0]), "rsub"))

@@ -31,8 +31,8 @@ class RGLRUKernels(ScanModuleKernels):
         y = self.apply_activation(self.project(module_steps["linear_y"], x), module_steps.acts[0])
         u = aten.transpose(self.project(module_steps["linear_x"], x), 1, 2)
         conv_step = module_steps["conv_1d"]
-        weight = self.weight("conv_1d.weight", (conv_step.outs[0].width, 1, conv_step.options["kernel"]))
-        self.state_tensors(module_steps["recurrent_state"], (conv_step.outs[0].width,))
+        weight = self.weight("conv_1d.weight", (conv_step.output_values[0].width, 1, conv_step.options["kernel"]))
+        self.state_tensors(module_steps["recurrent_state"], (conv_step.output_values[0].width,))
         self.cache_last_inputs(module_steps["conv_state"], u)
         u = aten.convolution(u, weight, self.bias(conv_step), u.shape[2] + conv_step.options["kernel"] - 1)
         u = self._rglru(aten.transpose(aten.slice(u, x.shape[1]), 1, 2), module_steps["input_gate"])
