@@ -54,7 +54,7 @@ def option_of_setting(
     }
 
     def check_value(option: typer.CallbackParam, typed_value: Any) -> Any:
-        return declaration.checked(typed_value, typed_name(option))
+        return declaration.checked_value(typed_value, typed_name(option))
 
     if declaration.kind is bool:
         option_names = (f"{declaration.option}/{setting.negative_option}",) if setting.negative_option else option_names

@@ -43,7 +43,7 @@ class Reading(Part):
     def flow(self, recorder: Flow, x: Value, memory: Value) -> Value:
         """Records the cross-attention. x: the input of the queries. memory: the input of the keys and values."""
         queries, keys = recorder.part("query_norm", self.norm, x), recorder.part("kv_norm", self.norm, memory)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, queries, memory=keys)
         attn_output = recorder.add(x, attn_output) if self.residual else attn_output
         if self.feed_forward is None:

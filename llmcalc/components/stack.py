@@ -318,7 +318,7 @@ class Stack(Component):
         """
         hidden_axes: Shape = x.axes if width is None else (width,)
         embedding_axes = hidden_axes if self.input_size is None else (Axis("embedding", self.input_size),)
-        with recorder.apart(recorder.causal, recorder.memory), recorder.function():
+        with recorder.separate_stack(recorder.causal, recorder.memory), recorder.function():
             recorder.memo["hidden"] = hidden_axes
             recorder.memo["keeps_first_input"] = keeps_first_input
             return self._run_layers(

@@ -319,7 +319,7 @@ class Memory:
             .state(tower_tensors, memory_use.optimizer.dtype, bool(self.settings.momentum))
             .bytes
         )
-        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master else 0
+        master_bytes = packed_bytes(tower_elements, "float32") if memory_use.has_master_weights else 0
         zeroes_gradients = self.settings.zero_grad == "zeros"
         return [
             *weights,

@@ -656,7 +656,7 @@ class Settings:
     def check(self, spec: ModelSpec) -> None:
         """Raises `InputError`, which names the option, for an invalid, contradictory or inapplicable setting."""
         for setting_name, declaration in declarations_of(Settings).items():
-            declaration.checked(getattr(self, setting_name))
+            declaration.checked_value(getattr(self, setting_name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
         check_phase(self, self.phase)

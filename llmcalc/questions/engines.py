@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..algebra import ceil_div
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..frameworks.engines.engine import Engine, EngineVersion, FlagChange
 from ..frameworks.engines.engine_use import EngineOption, EngineUse
 from ..frameworks.engines.flags import read_flag_values
@@ -221,7 +221,7 @@ def _model_of_server(
     preset, quantization_scheme = preset_and_scheme
     preset, quantization_scheme, formats = preset_in_named_format(server.target, preset, quantization_scheme)
     model_name_note = (
-        f"the model of {server.location}, {shown(server.target)}, cannot be read; by its name it is the preset "
+        f"the model of {server.location}, {short_repr(server.target)}, cannot be read; by its name it is the preset "
         f"{preset.name} in {formats}, which a TARGET or --quantize replaces"
     )
     return preset.model_copy(update={"notes": (*preset.notes, model_name_note)}), quantization_scheme or None
@@ -238,7 +238,7 @@ def _target_in_format_of_file(preset: Preset, server: LaunchedServer) -> tuple[P
     quantization_scheme = None if is_other_model or has_stated_scheme else scheme_in_name(server.target, preset)
     if quantization_scheme is None:
         return preset, None
-    target_origin = f"{shown(server.target)} of {server.location}"
+    target_origin = f"{short_repr(server.target)} of {server.location}"
     note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
     return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
 

@@ -14,7 +14,7 @@ from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import CudaRuntime, cuda_runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, settings_of, users_in_training_error
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.memory_answer import ASSUMED, DeviceMemoryAnswer
 from ..sources.hardware import find_hardware
@@ -324,7 +324,7 @@ def memory_question(
             and is_plain_model_name(launched_run.target)
             and launched_run.target not in (preset.name, *preset.aliases)
         ):
-            replacement_note = f"the model of the file, {shown(launched_run.target)}, is replaced by TARGET"
+            replacement_note = f"the model of the file, {short_repr(launched_run.target)}, is replaced by TARGET"
             launched_run = replace(launched_run, notes=(*launched_run.notes, replacement_note))
     elif target is None:
         preset = Preset(name=str(launch_file), model=launched_run.spec)
@@ -417,11 +417,11 @@ def model_of_file(target: Any, model_name: str, place_in_error: str, read_model:
             raise computed_name_error from None
         if known_preset is None:
             raise InputError(
-                f"{place_in_error}: its model, {shown(model_name)}, cannot be read ({str(error)[:300]}); add TARGET, a "
-                "preset, a config.json or a hub id"
+                f"{place_in_error}: its model, {short_repr(model_name)}, cannot be read ({str(error)[:300]}); add "
+                "TARGET, a preset, a config.json or a hub id"
             ) from None
         model_name_note = (
-            f"the model of {place_in_error}, {shown(model_name)}, is not here; by its name it is the preset "
+            f"the model of {place_in_error}, {short_repr(model_name)}, is not here; by its name it is the preset "
             f"{known_preset.name}"
         )
         return known_preset.model_copy(update={"notes": (*known_preset.notes, model_name_note)})

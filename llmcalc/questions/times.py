@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..device_memory.settings import NARROW_PRODUCTS, Settings, users_in_training_error
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..parallel.schedules import check_micro_batches
 from ..reports.answer import ReportedAnswer
@@ -700,7 +700,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
     if engine_name not in FOLDERS:
         known_names = sorted({*FOLDERS, *stack_names("inference")})
         raise InputError(
-            f"--engine {shown(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
+            f"--engine {short_repr(engine_text)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
             f"or one of {', '.join(known_names)}"
         )
     engine_record, version = engine_and_version(engine_text or USUAL_ENGINE)
@@ -709,7 +709,7 @@ def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str
             :1
         ]
         raise InputError(
-            f"--engine {shown(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
+            f"--engine {short_repr(engine_text)}: times of {engine_record.title} on {hardware.title} are not modelled; "
             f"expected {''.join(other_engines)}{engine_record.supported_accelerators}"
         )
     return engine_record.software_stack(parse_version(version.version), hardware.vendor)

@@ -146,7 +146,7 @@ class VerifyQuestion:
         typed_layout = layout.layout()
         return (
             typed_layout
-            if layout.devices is not None or typed_layout.world > 1
+            if layout.devices is not None or typed_layout.world_size > 1
             else replace(layout, devices=2).layout()
         )
 

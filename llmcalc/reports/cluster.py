@@ -77,7 +77,7 @@ MESSAGE_COLUMNS = (
     Column("group", "with", justify="left"),
     Column("ranks", "ranks"),
     Column("kind", "what", justify="left"),
-    Column("count", "messages", units.exact),
+    Column("count", "messages", units.exact_text),
     Column("buffer_bytes", "largest", units.GIB.write),
     Column("wire_bytes", "sent", units.GIB.write),
 )
@@ -129,11 +129,11 @@ def report(
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
     answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
-    devices_text = plural(layout.world, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
-    devices_text += f": {layout_text(layout)}" if layout.world > 1 else ""
+    devices_text = plural(layout.world_size, "device") + (f" under {cluster.framework.title}" if cluster.trains else "")
+    devices_text += f": {layout_text(layout)}" if layout.world_size > 1 else ""
     settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices_text}{_override_text(launched_run)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
-    notes_on_host = host_notes(largest_rank.device, layout.world)
+    notes_on_host = host_notes(largest_rank.device, layout.world_size)
     assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTIONS.match(note)]
     notes = without_repetitions(
         [
@@ -222,14 +222,14 @@ def _whole_replica_notes(
     """Returns the advice to shard the model, if no device can hold a whole replica; otherwise no notes."""
     layout = cluster.layout
     is_divided = (
-        layout.dp < layout.world or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
+        layout.dp < layout.world_size or layout.zero or layout.ep > 1 or launched_run is not None or not cluster.trains
     )
     if is_divided or any(accelerator_fit.verdict != "no" for accelerator_fit in accelerator_fits):
         return []
-    if layout.world == 1:
+    if layout.world_size == 1:
         return ["the device holds the whole model: llmcalc fit tries changes that need less"]
     shards_states_alone = cluster.framework.layout_rules.default_zero_stage == 1
-    shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world} shards it"
+    shard_options = "--zero 1 shards its optimizer" if shards_states_alone else f"--fsdp {layout.world_size} shards it"
     return [
         f"each device holds the whole model: {shard_options}; with the same options llmcalc plan lists the layouts "
         "that fit, llmcalc fit the fewest devices"
@@ -464,7 +464,7 @@ def _cluster_notes(cluster: Cluster, assumed_accelerator: str) -> list[str]:
     if not cluster.trains:
         notes = [*_serving_notes(cluster), *notes]
     optimizer_state = cluster.memory.states.optimizer
-    if cluster.layout.world > 1 and optimizer_state is not None and optimizer_state.paged_bytes:
+    if cluster.layout.world_size > 1 and optimizer_state is not None and optimizer_state.paged_bytes:
         notes.append(
             "paged optimizer states are counted on the device; the driver may move them to the host, where the device "
             "has no room for them"

@@ -404,7 +404,7 @@ def _rows_by_model(compared_models: Sequence[Compared], is_wide: bool, decoding_
         ),
         Column("active", "active", parameter_scale.write),
         Column("num_hidden_layers", "L"),
-        Column("hidden_size", "h", units.exact),
+        Column("hidden_size", "h", units.exact_text),
         Column("aspect_ratio", "h/L"),
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {cache_byte_scale.name}/tok", cache_byte_scale.write),

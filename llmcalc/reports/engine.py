@@ -44,16 +44,16 @@ def _users_text(user_count: float) -> str:
 
 CHANGE_COLUMNS = (
     Column("flag", "change", justify="left"),
-    Column("kv_tokens", "tokens", units.exact),
+    Column("kv_tokens", "tokens", units.exact_text),
     Column("max_concurrency", "users", _users_text),
     Column("starts", "starts", justify="left", is_verdict=True),
 )
 
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     Column("flags", "flags", displayed_text, justify="left", may_wrap=True),
-    Column("kv_tokens", "tokens", units.exact),
+    Column("kv_tokens", "tokens", units.exact_text),
     Column("max_concurrency", "users", _users_text),
     Column("serves", "fits", justify="left", is_verdict=True),
 )
@@ -73,9 +73,9 @@ def cache_report(engine_uses: Sequence[EngineUse]) -> Report:
     table_columns = (
         Column("engine", "engine", justify="left"),
         Column("bytes", units.GIB.name, units.GIB.write),
-        Column("blocks", "blocks", units.exact),
-        Column("block_size", "tokens of a block", units.exact),
-        Column("kv_tokens", "tokens", units.exact),
+        Column("blocks", "blocks", units.exact_text),
+        Column("block_size", "tokens of a block", units.exact_text),
+        Column("kv_tokens", "tokens", units.exact_text),
         Column("max_concurrency", "users", _users_text),
     )
     table_rows = [

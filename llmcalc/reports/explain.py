@@ -42,7 +42,7 @@ RECORDS = (
     Column("symbolic", "formula", justify="left"),
     Column("latex", "LaTeX", justify="left"),
     Column("substituted", "with values", justify="left"),
-    Column("value", "value", lambda v: units.exact(v) if isinstance(v, int) else str(v)),
+    Column("value", "value", lambda v: units.exact_text(v) if isinstance(v, int) else str(v)),
     Column("unit", "unit", justify="left"),
     Column("source", "source", justify="left"),
 )
@@ -410,7 +410,7 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
     model_totals = [
-        f"{units.exact(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
+        f"{units.exact_text(formula.value.numerator * repeat_count)} {QUANTITIES[formula.quantity][1]}"
         for formula in formula_section.formulas
         if formula.quantity in ("params", "activations") and formula.value
     ]

@@ -29,8 +29,8 @@ from .time_estimate import DECODING_COLUMNS, decoding_cells, decoding_data, test
 
 LARGEST_COLUMNS = (
     Column("quantity", "limit", justify="left"),
-    Column("value", "number", units.exact),
-    Column("given", "given", units.exact),
+    Column("value", "number", units.exact_text),
+    Column("given", "given", units.exact_text),
 )
 
 CHANGE_COLUMNS = (
@@ -45,7 +45,7 @@ VERDICTS = {"fits": "it fits", "tight": "it is tight", "no": "it does not fit"}
 
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
-    Column("devices", "fewest", units.exact),
+    Column("devices", "fewest", units.exact_text),
     Column("layout", "layout", justify="left"),
     Column("device_bytes", f"needed, {units.GIB.name}", units.GIB.write),
     Column("share", "share", units.percent),
@@ -163,7 +163,7 @@ def report(
     )
 
 
-USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
+USERS_COLUMNS = (Column("users", "users", units.exact_text), *DECODING_COLUMNS)
 
 
 def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
@@ -271,7 +271,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     memory_use, accelerator_fit, devices = (
         memory.states,
         serving_answer.best_replica.fit,
-        serving_answer.best_replica.layout.world,
+        serving_answer.best_replica.layout.world_size,
     )
     sharing_ranks = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [

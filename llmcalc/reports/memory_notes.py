@@ -337,7 +337,7 @@ def _training_notes(memory_use: MemoryUse) -> list[str]:
     rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     master_weights_hint = (
         "; --master-weights fp32 counts that"
-        if not memory_use.has_master and memory_use.dtype in ("bfloat16", "float16")
+        if not memory_use.has_master_weights and memory_use.dtype in ("bfloat16", "float16")
         else ""
     )
     notes.append(

@@ -29,7 +29,7 @@ from .time_estimate import (
 
 LAYOUT_COLUMNS = (
     Column("layout", "layout", justify="left", may_wrap=True),
-    Column("micro_batches", "micro-batches", units.exact),
+    Column("micro_batches", "micro-batches", units.exact_text),
     Column("device_bytes", "required", units.GIB.write),
     Column("headroom_bytes", "headroom", units.GIB.write),
     Column("communication_bytes", "sent", units.GIB.write),
@@ -45,7 +45,10 @@ TIMED_COLUMNS = (
     Column("headroom_bytes", "free", units.GIB.write),
 )
 
-REFUSED_COLUMNS = (Column("reason", "why not", justify="left", may_wrap=True), Column("count", "layouts", units.exact))
+REFUSED_COLUMNS = (
+    Column("reason", "why not", justify="left", may_wrap=True),
+    Column("count", "layouts", units.exact_text),
+)
 
 
 def report(

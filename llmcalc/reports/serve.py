@@ -37,7 +37,7 @@ def _rate_text(token_rate: float) -> str:
 
 def users_text(users: float) -> str:
     """Writes the number of concurrent requests, which may be below 1 for a rate of arrivals: `64`, `0.031`."""
-    return units.exact(int(users)) if users == int(users) else _rate_text(users)
+    return units.exact_text(int(users)) if users == int(users) else _rate_text(users)
 
 
 SHARED_COLUMNS = (
@@ -54,7 +54,7 @@ RATE_COLUMNS = (
 
 SERVER_COLUMNS = (
     Column("server", "server", justify="left", may_wrap=True),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     *SHARED_COLUMNS,
     *RATE_COLUMNS,
     Column("keeps", "kept", justify="left", is_verdict=True),
@@ -62,7 +62,7 @@ SERVER_COLUMNS = (
 
 TRACE_COLUMNS = (
     Column("server", "server", justify="left", may_wrap=True),
-    Column("devices", "devices", units.exact),
+    Column("devices", "devices", units.exact_text),
     Column("ttft_50", "TTFT p50", displayed_text),
     Column("ttft_90", "TTFT p90", displayed_text),
     Column("tpot_90", "TPOT p90", displayed_text),

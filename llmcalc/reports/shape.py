@@ -19,7 +19,7 @@ TARGET_MARK = "→"
 
 SIZE_COLUMNS = (
     Column("num_hidden_layers", "L"),
-    Column("hidden_size", "h", units.exact),
+    Column("hidden_size", "h", units.exact_text),
     Column("aspect_ratio", "h / L"),
 )
 FULL_COLUMNS = tuple(

@@ -255,7 +255,7 @@ def unknown_link_notes(hardware: Hardware, device: Device, device_count: int) ->
 def _messaging_devices(timed_run: TimedRun) -> int:
     """Returns the number of devices that send messages to each other: replicas do in training."""
     layout = timed_run.layout
-    return layout.world if timed_run.phase == "training" else layout.replica_devices
+    return layout.world_size if timed_run.phase == "training" else layout.replica_devices
 
 
 def report(

@@ -77,7 +77,7 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
         Column("target", "model", justify="left"),
         *(Column(quantity.strip("."), SHORT[quantity], is_verdict=True) for quantity in compared_groups),
     ]
-    table_columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
+    table_columns += [Column("checks", "checks", units.exact_text), Column("seconds", "time", units.seconds)]
     column_count = len(table_columns) - (MEMORY in compared_groups)  # all of them would not fit 80 columns
     table_rows = [
         [
@@ -321,8 +321,8 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     free_lines = MOST_FAILURES
     table_columns = (
         Column("node", "node", justify="left"),
-        Column("closed_form", "closed form", units.exact),
-        Column("measured", "measured", units.exact),
+        Column("closed_form", "closed form", units.exact_text),
+        Column("measured", "measured", units.exact_text),
         Column("difference", "difference", justify="left", may_wrap=True),
     )
     for model_verdict in model_verdicts:

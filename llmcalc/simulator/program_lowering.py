@@ -101,7 +101,7 @@ class ProgramLowering(CacheTensors):
             self.inputs[program.frames.rows] = self.graph.new_tensor((batch, frame_count, values_per_frame), self.dtype)
         else:
             input_frames = self.graph.new_tensor((batch, values_per_frame, frame_count), self.dtype)
-            self.inputs[program.frames.rows] = self.t.transpose(input_frames, 1, 2)
+            self.inputs[program.frames.rows] = self.aten.transpose(input_frames, 1, 2)
 
     def create_stage_input(self, program: Flow) -> Tensor | None:
         """Allocates the input of a later pipeline stage; None for programs with the first layers."""
@@ -233,7 +233,7 @@ class ProgramLowering(CacheTensors):
         module_input, module_output = module_scope.call_values
         outputs: list[Tensor] = []
         argument_slices = (
-            None if module_scope.argument_slice is None else self.t.unbind(self.tensor_of(module_input), 2)
+            None if module_scope.argument_slice is None else self.aten.unbind(self.tensor_of(module_input), 2)
         )
         for copy_index in range(module_scope.stacked_axis.size):
             if argument_slices is not None and module_scope.argument_slice is not None:
@@ -374,7 +374,7 @@ class ProgramLowering(CacheTensors):
 
     def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout, or unchanged outside of training or with probability 0."""
-        return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
+        return self.aten.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})

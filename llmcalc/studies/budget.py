@@ -103,7 +103,7 @@ def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[st
     """Returns the values of a bound's settings. Raises `InputError` for an invalid value."""
     declared_settings = SETTINGS[bound_key]
     return {
-        declared_settings[setting_name].name: declared_settings[setting_name].checked(setting_value, setting_name)
+        declared_settings[setting_name].name: declared_settings[setting_name].checked_value(setting_value, setting_name)
         for setting_name, setting_value in bound.settings.items()
     }
 

@@ -157,11 +157,18 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
         return cluster.rank_memory(fullest_rank, runtime).device
 
     if cluster.trains:
-        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world
-        return _RunOnDevices(cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on)
+        least_bytes = least_static_bytes(cluster.memory) // cluster.layout.world_size
+        return _RunOnDevices(
+            cluster.layout.world_size, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on
+        )
     least_bytes = _least_bytes(cluster.inference_rank(0))
     return _RunOnDevices(
-        cluster.layout.world, cluster.layout, largest_memory, least_bytes, least_tensor_bytes_on, memory_of_fullest_rank
+        cluster.layout.world_size,
+        cluster.layout,
+        largest_memory,
+        least_bytes,
+        least_tensor_bytes_on,
+        memory_of_fullest_rank,
     )
 
 

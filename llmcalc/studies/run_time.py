@@ -368,7 +368,7 @@ class TrainingTimes:
             ("every layer recomputed (--recompute full)", device, time_stack, replace(step_plan, recomputed_share=1.0)),
             ("eager kernels without fusion", device, unfused_stack, step_plan),
         ]
-        if layout.world > device.domain_devices:
+        if layout.world_size > device.domain_devices:
             slower_settings.append(
                 (
                     "half of the network (--nic)",

@@ -136,7 +136,7 @@ class TimedRun:
 
     @property
     def devices(self) -> int:
-        return self.layout.world
+        return self.layout.world_size
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from ..errors import InputError, shown, suggest
+from ..errors import InputError, short_repr, suggest
 from ..frozen import frozen
 from .validation import LARGEST, validate_choice, validate_whole
 
@@ -100,7 +100,7 @@ class DeclaredSetting:
         """The words of a `Literal`; empty for other types."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
-    def checked(self, raw_value: Any, option_name: str = "") -> Any:
+    def checked_value(self, raw_value: Any, option_name: str = "") -> Any:
         """Returns the checked value, or None for None. option_name: the name in errors; default the option.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
@@ -110,12 +110,12 @@ class DeclaredSetting:
             return raw_value
         if self.setting.parse is not None:
             if isinstance(raw_value, int) and raw_value.bit_length() > MOST_BITS:  # Python prints no such number
-                raise InputError(f"{option_name}: {shown(raw_value)} is too large; expected at most {LARGEST:,}")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is too large; expected at most {LARGEST:,}")
             return self.setting.parse(option_name, raw_value)
         if self.words:
             replacement = (self.setting.replacements or {}).get(raw_value) if isinstance(raw_value, str) else None
             if replacement is not None:
-                raise InputError(f"{option_name}: {shown(raw_value)} is not supported; expected {replacement}")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is not supported; expected {replacement}")
             return validate_choice(option_name, raw_value, self.kind)
         if self.kind is int:
             return validate_whole(
@@ -126,16 +126,18 @@ class DeclaredSetting:
             return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
         if self.kind is bool:
             if not isinstance(raw_value, bool):
-                raise InputError(f"{option_name}: {shown(raw_value)} is not a truth value; expected true or false")
+                raise InputError(f"{option_name}: {short_repr(raw_value)} is not a truth value; expected true or false")
             return raw_value
         if get_origin(self.kind) is tuple:
             if not isinstance(raw_value, Iterable):
-                raise InputError(f"{option_name}: {shown(raw_value)} is no list; expected several values or a text")
+                raise InputError(
+                    f"{option_name}: {short_repr(raw_value)} is no list; expected several values or a text"
+                )
             raw_value = parse_names(raw_value) if isinstance(raw_value, str) else tuple(raw_value)
         elif not isinstance(raw_value, (str, self.kind)):
             example_value = self.setting.example or "bf16"
             raise InputError(
-                f"{option_name}: {shown(raw_value)} is not text; expected a name such as {example_value!r}"
+                f"{option_name}: {short_repr(raw_value)} is not text; expected a name such as {example_value!r}"
             )
         return raw_value if self.setting.check is None else self.setting.check(option_name, raw_value)
 
@@ -164,7 +166,7 @@ def parse_number(option_name: str, option_value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         parsed_number = float("nan")
     if not isfinite(parsed_number):
-        raise InputError(f"{option_name}: {shown(option_value)} is not a number; expected one such as 0.1")
+        raise InputError(f"{option_name}: {short_repr(option_value)} is not a number; expected one such as 0.1")
     return parsed_number
 
 
@@ -210,7 +212,7 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
                 f"{setting_name}: there is no such setting.{suggest(setting_name, list(declared_settings))} "
                 "(llmcalc memory --help-all lists all)"
             )
-    return {name: declared_settings[name].checked(raw_value) for name, raw_value in raw_values.items()}
+    return {name: declared_settings[name].checked_value(raw_value) for name, raw_value in raw_values.items()}
 
 
 def training_option(settings: Any) -> str:

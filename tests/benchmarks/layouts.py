@@ -80,7 +80,7 @@ def main() -> None:
     for (name, layout, settings), target in WALKED:
         one = memory(llmcalc.load(name).model, settings)
         (walk,) = calls([partial(walked, one, layout)], RUNS, time.process_time)
-        line(f"a walk of {name} on {layout.world:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
+        line(f"a walk of {name} on {layout.world_size:,} devices, Megatron", f"{walk * 1e3:.0f} ms", target)
     print("layouts: each rank that differs, on the allocator (one run)")
     for kernels, (framework, name, layout, settings) in REPLAYED.items():
         cluster = Cluster.with_framework(memory(llmcalc.load(name).model, settings), layout, framework)

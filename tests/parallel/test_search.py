@@ -47,7 +47,7 @@ def test_what_is_found_can_be(framework: str) -> None:
     assert layout_search.possible_layouts
     assert layout_search.tried_count == len(layout_search.possible_layouts) + sum(layout_search.refusal_counts.values())
     for layout, batches in layout_search.possible_layouts:
-        assert layout.world == 16
+        assert layout.world_size == 16
         assert layout.dp * batches == 64
         assert sum(len(stage.layers) for stage in stages(layout, 32)) == 32
     assert len({layout for layout, _ in layout_search.possible_layouts}) == len(layout_search.possible_layouts)

@@ -108,7 +108,7 @@ def one_temporary_more(monkeypatch: pytest.MonkeyPatch) -> None:
     right = adamw._multi_tensor_adam
 
     def wrong(run: Any, trained: Any) -> None:
-        spare = [run.t.like(one.states[-1]) for one in trained]
+        spare = [run.aten.new_like(one.states[-1]) for one in trained]
         right(run, trained)
         del spare
 
@@ -124,7 +124,7 @@ def test_a_wrong_replay_of_a_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     right = EagerKernels.do_norm
 
     def wrong(self: Any, step: Any) -> None:
-        self.kept = [*getattr(self, "kept", []), self.t.like(self.tensor_of(step.input_values[0]))]
+        self.kept = [*getattr(self, "kept", []), self.aten.new_like(self.tensor_of(step.input_values[0]))]
         right(self, step)
 
     monkeypatch.setattr(EagerKernels, "do_norm", wrong)

@@ -62,7 +62,7 @@ class AudioTower(TowerPart):
         return self.stack.stem.frames_of_recording()
 
     def flow(self, recorder: Flow, x: Value) -> Value:
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             return self.stack.flow(recorder, x, Axis("hidden", self.hidden_size))
 
     def describe(self, hidden_size: int) -> str:

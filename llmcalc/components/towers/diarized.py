@@ -93,7 +93,7 @@ class WordTimestamps(Part):
         upsampled_frames = recorder.conv(
             "upsampler", x, *x.axes, kernel=self.upsampling_factor, bias=True, rows=timestamp_rows
         )
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             upsampled_frames = self.stack.flow(recorder, upsampled_frames)
         recorder.linear("classifier", upsampled_frames, Axis("classes", self.classes), bias=True)
 
@@ -190,7 +190,7 @@ class DiarizedEncoder(TowerPart):
 def _record_stack(recorder: Flow, stack: Stack, frames: Value, hidden_size: int) -> Value:
     """Records a linear layer on each position's frames, and the layers of the stack."""
     x = recorder.linear("patch_embedding", frames, Axis("hidden", hidden_size), kind="embedding")
-    with recorder.apart(causal=False):
+    with recorder.separate_stack(causal=False):
         return stack.flow(recorder, x)
 
 

@@ -139,11 +139,11 @@ class ImageTokenizer(TowerPart):
 
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the tokenizer and returns the vectors that it compares with the codebook."""
-        with recorder.scope("encoder"), recorder.apart(causal=False):
+        with recorder.scope("encoder"), recorder.separate_stack(causal=False):
             x = self._encode(recorder, x)
         x = self._convolve(recorder, "quant_conv", x, self.embed_dim, kernel=self._frames_convolved)
         recorder.linear("codebook", x, Axis("codes", self.codebook_size))
-        with recorder.scope("decoder", role="idle"), recorder.apart(causal=False):
+        with recorder.scope("decoder", role="idle"), recorder.separate_stack(causal=False):
             self._decode(recorder, x)
         if self.generation is not None:
             with recorder.scope("generation", role="idle"):

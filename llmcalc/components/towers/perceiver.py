@@ -66,7 +66,7 @@ class Perceiver(LearnedQueries):
         patches = recorder.part("patches_norm", self.norm, patches)
         memory_rows = ConcatenatedRows(name="patches and latents", first_rows=patches.rows, second_rows=queries.rows)
         memory = recorder.cat(patches, queries, axes=patches.axes, rows=memory_rows)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, queries, memory=memory)
         latents = recorder.add(latents, attn_output)
         return recorder.add(

@@ -130,7 +130,7 @@ class Resampler(LearnedQueries):
                 recorder.linear(projection, projection_input, hidden)
                 for projection, projection_input in (("q_in", query), ("k_in", keys), ("v_in", keys))
             )
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("attention", self.attention, query, memory=keys, value_input=value_input)
         return (
             recorder.linear("attention_out", attn_output, hidden, bias=True) if self.double_projections else attn_output
@@ -273,7 +273,7 @@ class Projector(TowerPart):
         x = _activate(recorder, x, self.out_act)
         if self.stack is None:
             return x
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             return self.stack.flow(recorder, x)
 
     def _merge_patches(self, recorder: Flow, x: Value) -> Value:

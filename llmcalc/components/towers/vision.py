@@ -223,7 +223,7 @@ class VisionTower(TowerPart):
             x = self._add_positions(recorder, x)
         if self.tiles is not None and self.positions is not None:
             x = self.tiles.flow(recorder, x, "tile_positions", self.positions.axes * self.positions.rows)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             x = self.stack.flow(recorder, x, keeps_first_input=not self.frees_first_input)
         if self.merger is not None:
             with recorder.scope("merger"):
@@ -231,7 +231,7 @@ class VisionTower(TowerPart):
         if self.tiles is not None:
             x = self.tiles.flow(recorder, x, "post_tile_embedding")
         if self.upper_stack is not None:
-            with recorder.scope("upper"), recorder.apart(causal=False):
+            with recorder.scope("upper"), recorder.separate_stack(causal=False):
                 x = self.upper_stack.flow(recorder, x)
         if self.merger is not None:
             return x
@@ -244,7 +244,7 @@ class VisionTower(TowerPart):
             )
             x = recorder.mul(recorder.add(x, channel_mean), channel_scale)
         if self.pooling is not None:
-            with recorder.scope("pooling"), recorder.apart(causal=False):
+            with recorder.scope("pooling"), recorder.separate_stack(causal=False):
                 self.pooling.flow(recorder, x)
         return x
 

@@ -48,7 +48,7 @@ class WindowMerger(Part):
     def flow(self, recorder: Flow, x: Value) -> Value:
         """Records the merger and returns one patch of each square."""
         hidden_axes, merged_rows = x.axes, MergedPatchRows(source_rows=x.rows, square_side=self.side)
-        with recorder.apart(causal=False):
+        with recorder.separate_stack(causal=False):
             attn_output = recorder.part("self_attn", self.attention, recorder.part("self_attn_pre_norm", self.norm, x))
         x = recorder.add(x, attn_output)
         neighbours = Axis("frames", 1), Axis("rows", self.side), Axis("columns", self.side)

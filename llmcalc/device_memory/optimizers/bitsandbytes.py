@@ -140,7 +140,7 @@ class _StateLayout:
         """Runs `Optimizer8bit.step`, which allocates a tensor's states just before its first update."""
         from ...simulator.tensor import FLOAT32, UINT8
 
-        aten = optimizer_step.t
+        aten = optimizer_step.aten
         max_state_count = 3 * self.moment_count  # of a tensor that owns the code maps: states, scales, maps
         has_code_maps = any(len(parameter.states) == max_state_count for parameter in optimizer_step.parameters)
         for parameter in optimizer_step.parameters_in_turn(optimizer_step.updated_parameters):
@@ -156,7 +156,7 @@ class _StateLayout:
                 quantization_maps = [aten.new_tensor((MAP_ENTRIES,), FLOAT32) for _ in range(map_count)]
                 has_code_maps = has_code_maps or is_quantized
                 parameter.states += [
-                    aten.like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
+                    aten.new_like(tensor, dtype=state_format) for _ in range(self.moment_count - len(parameter.states))
                 ]
                 block_count = ceil_div(tensor.count, BLOCK)
                 scale_tensors = [

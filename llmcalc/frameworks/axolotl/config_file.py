@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.accelerate_command import with_launcher_arguments
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, default_attention, integer_of, reader_of
@@ -267,7 +267,9 @@ def _check_trained_patterns(reader: LaunchReader, config: Table) -> None:
     """Records as unknown arguments the patterns that train only parts of the model (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
-        raise reader.argument_error("unfrozen_parameters", f"{shown(module_patterns)}; expected a list of patterns")
+        raise reader.argument_error(
+            "unfrozen_parameters", f"{short_repr(module_patterns)}; expected a list of patterns"
+        )
     if not module_patterns:
         return
     trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
@@ -320,7 +322,7 @@ def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             checkpoint_arguments = {"use_reentrant": True}
         if not isinstance(checkpoint_arguments, Mapping):
             raise reader.argument_error(
-                "gradient_checkpointing_kwargs", f"{shown(checkpoint_arguments)}; expected a table"
+                "gradient_checkpointing_kwargs", f"{short_repr(checkpoint_arguments)}; expected a table"
             )
         kernel_settings["recompute"] = "full-reentrant" if checkpoint_arguments.get("use_reentrant") is True else "full"
     if config.get("activation_offloading"):
@@ -343,7 +345,7 @@ def _loss_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     loss_settings: dict[str, Any] = {}
     plugins = config.get("plugins") or []
     if not isinstance(plugins, list):
-        raise reader.argument_error("plugins", f"{shown(plugins)}; expected a list of names")
+        raise reader.argument_error("plugins", f"{short_repr(plugins)}; expected a list of names")
     for plugin in plugins:
         if str(plugin).rpartition(".")[2] not in PLUGINS:
             reader.unknown_arguments[f"plugins.{plugin}"[:100]] = "what it changes is not modelled"
@@ -385,7 +387,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
                 reader.unknown_arguments[argument_name] = "quantized weights take no gradient without an adapter"
         return {}
     if adapter_kind not in ("lora", "qlora"):
-        raise reader.argument_error("adapter", f"{shown(adapter_kind)}; expected lora or qlora")
+        raise reader.argument_error("adapter", f"{short_repr(adapter_kind)}; expected lora or qlora")
     if config.get("lora_r") is None:
         raise reader.argument_error("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
     target_modules = "all-linear" if config.get("lora_target_linear") else config.get("lora_target_modules")
@@ -445,7 +447,7 @@ def _four_bit_format(reader: LaunchReader, config: Table) -> str:
     """Returns the number format of 4-bit weights, by default nf4 with double quantization."""
     bnb_options = config.get("bnb_config_kwargs") or {}
     if not isinstance(bnb_options, Mapping):
-        raise reader.argument_error("bnb_config_kwargs", f"{shown(bnb_options)}; expected a table")
+        raise reader.argument_error("bnb_config_kwargs", f"{short_repr(bnb_options)}; expected a table")
     for bnb_key, bnb_value in bnb_options.items():
         if bnb_key not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or bnb_value not in (True, False, "nf4"):
             reader.unknown_arguments[f"bnb_config_kwargs.{bnb_key}"[:100]] = (
@@ -463,7 +465,7 @@ def _check_overrides(reader: LaunchReader, config: Table) -> None:
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
-            raise reader.argument_error(table_key, f"{shown(override_table)}; expected a table")
+            raise reader.argument_error(table_key, f"{short_repr(override_table)}; expected a table")
         for field_name in override_table:
             if field_name not in OVERRIDES_WITHOUT_MEMORY:
                 reader.unknown_arguments[f"{table_key}.{field_name}"[:100]] = "this field of the config is not replaced"

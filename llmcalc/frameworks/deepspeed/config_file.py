@@ -12,7 +12,7 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CHUNKED_LOSSES
 from ..argument_names import argument_names
@@ -164,7 +164,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
         elif setting_name not in ZERO_OFF:
             reader.unknown_arguments[dotted_key] = "no key that is known"
         elif config_value not in ZERO_OFF[setting_name]:
-            reader.unknown_arguments[dotted_key] = f"{shown(config_value)} is not modelled"
+            reader.unknown_arguments[dotted_key] = f"{short_repr(config_value)} is not modelled"
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
             name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
@@ -193,7 +193,7 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     for zero_field in fields(settings):
         if zero_field.name in NOT_MODELLED and getattr(settings, zero_field.name) != zero_field.default:
             reader.unknown_arguments[f"zero_optimization.{zero_field.name}"] = (
-                f"{shown(getattr(settings, zero_field.name))} is not modelled"
+                f"{short_repr(getattr(settings, zero_field.name))} is not modelled"
             )
     _refuse_partial_offload(reader, reader.table(config, "zero_optimization"), settings.stage)
     for setting_name in ("offload_optimizer", "offload_param"):
@@ -210,7 +210,7 @@ def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage:
     host_share = offload_table.get("ratio", 1)
     if zero_stage == 3 and host_share not in (1, AUTO):  # the other stages do not read it
         reader.unknown_arguments["zero_optimization.offload_optimizer.ratio"] = (
-            f"{shown(host_share)} is not modelled: all states are counted on the host"
+            f"{short_repr(host_share)} is not modelled: all states are counted on the host"
         )
     if offload_table.get("super_offload"):
         reader.unknown_arguments["zero_optimization.offload_optimizer.super_offload"] = "it is modelled without"
@@ -248,7 +248,7 @@ def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, confi
         if plain_type is str and isinstance(config_value, str):
             return config_value[:40]
     raise reader.argument_error(
-        dotted_key, f"{shown(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
+        dotted_key, f"{short_repr(config_value)}; expected {' or '.join(map(_type_description, type_arguments))}"
     )
 
 
@@ -335,7 +335,7 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     accumulation_format = reader.table(config, "data_types").get("grad_accum_dtype")
     if not isinstance(accumulation_format, str | None) or accumulation_format not in format_names:
         raise reader.argument_error(
-            "data_types.grad_accum_dtype", f"{shown(accumulation_format)}; expected fp32, bf16 or fp16"
+            "data_types.grad_accum_dtype", f"{short_repr(accumulation_format)}; expected fp32, bf16 or fp16"
         )
     gradient_format = (
         {} if format_names[accumulation_format] is None else {"grad_dtype": format_names[accumulation_format]}
@@ -362,11 +362,11 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
         if zero_stage or not is_half_precision:
             reader.unknown_arguments["optimizer.type"] = (
-                f"{shown(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
+                f"{short_repr(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"
             )
         return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(optimizer_type).lower()[:40])
     if optimizer is None:
-        reader.unknown_arguments["optimizer.type"] = f"{shown(optimizer_type)} is not modelled"
+        reader.unknown_arguments["optimizer.type"] = f"{short_repr(optimizer_type)} is not modelled"
         return {}
     return {"optimizer": optimizer}

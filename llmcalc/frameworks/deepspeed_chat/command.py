@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ..argument_names import argument_names
 from ..deepspeed.config_file import run_of_program
 from ..frozen_model import FrozenModel
@@ -99,7 +99,7 @@ def _deepspeed_config(reader: LaunchReader, config: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that main.py creates."""
     dtype = reader.value(config, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
-        raise reader.argument_error("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
+        raise reader.argument_error("--dtype", f"{short_repr(dtype)}; expected fp16 or bf16")
     device = "cpu" if reader.flag(config, "offload") else "none"
     zero_stage = integer_of(reader, "--zero_stage", reader.value(config, "zero_stage", 0), minimum=0)
     if zero_stage == 3 and reader.flag(config, "gradient_checkpointing"):

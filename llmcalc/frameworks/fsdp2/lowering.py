@@ -333,12 +333,16 @@ class FsdpProfile(RingAttentionKernels):
 
     def _reorder_rows(self, expert_rows: Tensor) -> Tensor:
         """Returns reordered rows. Autograd saves the index of the new order."""
-        return self.t.index_select(expert_rows, self.t.new_tensor((expert_rows.shape[0],), INT64))
+        return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, rows: Tensor) -> Tensor:
         """Exchanges rows by an all-to-all, and their gradients by another all-to-all in the backward pass."""
         return record(
-            self.graph, "all_to_all_single", [rows], self.t.like(rows), lambda gradient, *_: [self.t.like(gradient)]
+            self.graph,
+            "all_to_all_single",
+            [rows],
+            self.aten.new_like(rows),
+            lambda gradient, *_: [self.aten.new_like(gradient)],
         )
 
 

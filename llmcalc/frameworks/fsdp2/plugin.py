@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...parallel.layout import Layout, Zero
 from ...sources.huggingface.family import field_names
 from ...workload.execution import LOSSES_WITH_HEAD
@@ -134,7 +134,7 @@ def _sharding_strategy(reader: LaunchReader, fsdp_table: Table) -> tuple[Zero, b
     if strategy not in STRATEGIES:
         strategy_names = ", ".join(known_strategy for known_strategy in STRATEGIES if not known_strategy.isdigit())
         raise reader.argument_error(
-            "fsdp_config.fsdp_sharding_strategy", f"{shown(strategy)}; expected one of {strategy_names}"
+            "fsdp_config.fsdp_sharding_strategy", f"{short_repr(strategy)}; expected one of {strategy_names}"
         )
     zero_stage, has_resharding = STRATEGIES[strategy]
     if reshard_value is not None:
@@ -232,7 +232,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
     """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
     config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
-        raise reader.argument_error("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
+        raise reader.argument_error("fsdp_config", f"{short_repr(config)}; expected a table, or a file's contents")
     fsdp_table = {str(config_key).removeprefix("fsdp_"): config_value for config_key, config_value in config.items()}
     fsdp_argument = trainer_arguments.get("fsdp") or ""
     if isinstance(fsdp_argument, str):
@@ -249,7 +249,7 @@ def _trainer_fsdp_table(reader: LaunchReader, trainer_arguments: Table) -> dict[
             fsdp_table["offload_params"] = True
         elif option_name not in ("AUTO_WRAP", "TRUE"):
             raise reader.argument_error(
-                "fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard"
+                "fsdp", f"{short_repr(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard"
             )
     return fsdp_table
 

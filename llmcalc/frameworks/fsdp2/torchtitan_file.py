@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
 from ..launch.record import (
@@ -168,7 +168,7 @@ class _JobConfig:
         value_text = str(job_value)[:60]
         if value_text not in allowed_values:
             raise self.reading.argument_error(
-                full_key, f"{shown(job_value)}; expected one of {', '.join(allowed_values)}"
+                full_key, f"{short_repr(job_value)}; expected one of {', '.join(allowed_values)}"
             )
         return value_text
 
@@ -194,7 +194,7 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
         section_name, model_size = job_config.find_key("name", "model")[1], job_config.find_key("flavor", "model")[1]
         if not isinstance(model_size, str):
             raise reader.argument_error(
-                "model.flavor", f"{shown(model_size)}; expected the name of a flavour, such as 8B"
+                "model.flavor", f"{short_repr(model_size)}; expected the name of a flavour, such as 8B"
             )
         spec = spec_of_flavor(
             "llama3" if section_name is None else str(section_name),
@@ -213,14 +213,14 @@ def _read_sections(job_config: _JobConfig, world_size: int | None, spec: ModelSp
 def _check_section(reader: LaunchReader, section_name: str, section_table: Any) -> None:
     """Records the keys of a section that are ignored or not modelled."""
     if not isinstance(section_table, Mapping):
-        raise reader.argument_error(section_name[:60], f"{shown(section_table)}; expected a table")
+        raise reader.argument_error(section_name[:60], f"{short_repr(section_table)}; expected a table")
     for section_key, section_value in section_table.items():
         dotted_key = f"{section_name}.{section_key}"[:80]
         if section_key in READ.get(section_name, ()):
             continue
         if dotted_key in EMPTY:
             if section_value not in EMPTY[dotted_key]:
-                reader.unknown_arguments[dotted_key] = f"{shown(section_value)} is not modelled"
+                reader.unknown_arguments[dotted_key] = f"{short_repr(section_value)} is not modelled"
         elif section_name in (*CONVERTED, *SWITCHED, *IGNORED_SECTIONS) or section_key in IGNORED.get(section_name, ()):
             reader.ignored_arguments.append(dotted_key)
         else:
@@ -290,7 +290,7 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     schedule_name = "1f1b" if schedule_text is None else str(schedule_text).lower()[:60]
     if schedule_name not in schedules_by_name:
         raise job_config.reading.argument_error(
-            full_key, f"{shown(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
+            full_key, f"{short_repr(schedule_text)} is not supported; expected 1F1B or Interleaved1F1B"
         )
     is_interleaved = schedules_by_name[schedule_name] == "interleaved"
     first_stage_reduction = job_config.integer_of(
@@ -358,7 +358,7 @@ def _stage_layers_from_split_points(
     ]
     if sorted(set(stage_bounds)) != stage_bounds:
         raise job_config.reading.argument_error(
-            full_key, f"{shown(split_points)}; expected layers in rising order, such as layers.4"
+            full_key, f"{short_repr(split_points)}; expected layers in rising order, such as layers.4"
         )
     if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
         raise job_config.reading.argument_error(
@@ -466,7 +466,7 @@ def _optimizer_name(job_config: _JobConfig) -> str:
     optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
     if optimizer_name is not None and optimizer_name not in optimizer_names:
         raise job_config.reading.argument_error(
-            full_key, f"{shown(optimizer_name)} is not supported; expected AdamW or Adam"
+            full_key, f"{short_repr(optimizer_name)} is not supported; expected AdamW or Adam"
         )
     return "adamw"
 
@@ -488,7 +488,9 @@ def _compiles_layers(job_config: _JobConfig) -> bool:
         compiled_components = job_config.find_key("components", "compile")[1]
         component_names = ["model", "loss"] if compiled_components is None else compiled_components
         if not isinstance(component_names, list):
-            raise job_config.reading.argument_error("compile.components", f"{shown(component_names)}; expected a list")
+            raise job_config.reading.argument_error(
+                "compile.components", f"{short_repr(component_names)}; expected a list"
+            )
         return job_config.flag_of("enable", False, "compile") and "model" in component_names
     return job_config.flag_of("compile", False, "training")
 
@@ -572,7 +574,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     converters = job_config.find_key("converters", "model")[1] or []
     converter_names = converters.split(",") if isinstance(converters, str) else converters
     if not isinstance(converter_names, list):
-        raise reader.argument_error("model.converters", f"{shown(converters)}; expected a list")
+        raise reader.argument_error("model.converters", f"{short_repr(converters)}; expected a list")
     for converter_name in converter_names:
         if converter_name not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
             refusal_reason = "MXFP8 products are not modelled" if converter_name in MX_CONVERTERS else "not known"
@@ -585,19 +587,19 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     skipped_modules = float8_table.get("filter_fqns", ["output"] if is_float8_enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
         raise reader.argument_error(
-            f"{section_name}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}"
+            f"{section_name}.recipe_name", f"{short_repr(recipe)}; expected one of {', '.join(RECIPES)}"
         )
     if isinstance(skipped_modules, str):
         skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
     if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
         raise reader.argument_error(
-            f"{section_name}.filter_fqns", f"{shown(skipped_modules)}; expected a list of names"
+            f"{section_name}.filter_fqns", f"{short_repr(skipped_modules)}; expected a list of names"
         )
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = flag_value(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
     if gathers_float8 and recipe is not None:
         raise reader.argument_error(
-            full_key, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false"
+            full_key, f"torchtitan takes it without recipe_name = {short_repr(recipe)} alone; expected false"
         )
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small_layers = SMALL in skipped_modules

@@ -233,9 +233,9 @@ def sharding_of_rank(
     if layout.ep > 1 and (layout.tp > 1 or layout.pp > 1):
         other_option = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"
         raise InputError(f"--ep {layout.ep}: with FSDP2 and {other_option} it is not modelled; expected one of the two")
-    if not 0 <= rank < layout.world:
+    if not 0 <= rank < layout.world_size:
         raise InputError(
-            f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
+            f"--rank {rank}: the layout has {layout.world_size} ranks; expected one from 0 to {layout.world_size - 1}"
         )
     check_training(training_config)
     for format_name in (fsdp_settings.dtype, fsdp_settings.reduction_format):
@@ -243,11 +243,15 @@ def sharding_of_rank(
             raise InputError(f"FSDP2 in {format_name} is not modelled; expected one of {', '.join(DTYPES)}")
     adapters, is_float8 = training_config.adapters, fsdp_settings.float8 is not None
     _refuse_unmodelled(
-        (adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more", "--fsdp N alone"),
+        (
+            adapters is not None and layout.dp < layout.world_size,
+            "adapters in a layout that divides more",
+            "--fsdp N alone",
+        ),
         (adapters is not None and layout.ep > 1, "adapters where ranks divide the experts", "--ep 1"),
         (adapters is not None and is_float8, "adapters beside products in 8 bits", "one of the two"),
         (
-            training_config.first_trained_layer is not None and layout.dp < layout.world,
+            training_config.first_trained_layer is not None and layout.dp < layout.world_size,
             "frozen layers in a layout that divides more",
             "--fsdp N alone",
         ),

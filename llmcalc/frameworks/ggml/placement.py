@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..engines.engine import HOST
 from .gguf_model import EMBEDDING, GgufTensor
 from .patterns import NamePattern
@@ -52,14 +52,17 @@ def read_overrides(override_text: str, devices: Sequence[str]) -> tuple[TensorOv
         if device_name not in devices_by_name:
             device_names = ", ".join(devices_by_name.values())
             raise InputError(
-                f"--override-tensor {shown(pending_text)}: no device {shown(device)}; expected one of {device_names}"
+                f"--override-tensor {short_repr(pending_text)}: no device {short_repr(device)}; expected one of "
+                f"{device_names}"
             )
         tensor_overrides.append(
             TensorOverride(NamePattern(name_pattern, "--override-tensor"), devices_by_name[device_name])
         )
         pending_text = ""
     if pending_text:
-        raise InputError(f"--override-tensor {shown(pending_text)}: expected a pattern and a device, such as exps=CPU")
+        raise InputError(
+            f"--override-tensor {short_repr(pending_text)}: expected a pattern and a device, such as exps=CPU"
+        )
     return tuple(tensor_overrides)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...algebra import ceil_div
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ...sources.huggingface.family import field_names
@@ -205,7 +205,7 @@ def _model_of(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int) 
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
     position_type = str(reader.value(arguments, "pos_emb", "learned"))
     if position_type not in POSITIONS:
-        raise reader.argument_error("pos_emb", f"{shown(position_type)}; expected {', '.join(POSITIONS)}")
+        raise reader.argument_error("pos_emb", f"{short_repr(position_type)}; expected {', '.join(POSITIONS)}")
     if position_type == "rotary":
         attention_table["position"] = _rotary_table(reader, arguments)
     elif position_type == "alibi":
@@ -251,7 +251,7 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the norms."""
     norm_name = str(reader.value(arguments, "norm", "layernorm"))
     if norm_name not in ("layernorm", "rmsnorm"):
-        raise reader.argument_error("norm", f"{shown(norm_name)}; expected layernorm or rmsnorm")
+        raise reader.argument_error("norm", f"{short_repr(norm_name)}; expected layernorm or rmsnorm")
     if norm_name == "layernorm" and not reader.flag(arguments, "use_bias_in_norms", True):
         return {"type": norm_name, "bias": False}
     return {"type": norm_name}
@@ -261,7 +261,7 @@ def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of rotary positions."""
     rotary_fraction, rope_base = (reader.value(arguments, argument, value) for argument, value in ROTATION.items())
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
-        raise reader.argument_error("rotary_pct", f"{shown(rotary_fraction)}; expected a share from 0 to 1")
+        raise reader.argument_error("rotary_pct", f"{short_repr(rotary_fraction)}; expected a share from 0 to 1")
     rotary_table = {"type": "rope", "rope_theta": float(integer_of(reader, "rotary_emb_base", rope_base))}
     return rotary_table if rotary_fraction == 1 else {**rotary_table, "partial_rotary_factor": float(rotary_fraction)}
 
@@ -276,7 +276,7 @@ def _network_table(reader: LaunchReader, arguments: Table, hidden_size: int) -> 
     is_gated = activation_name in GATED
     if not is_gated and activation_name not in ("gelu", "relu", "silu"):
         raise reader.argument_error(
-            "activation", f"{shown(activation_name)}; expected gelu, relu, silu or {', '.join(GATED)}"
+            "activation", f"{short_repr(activation_name)}; expected gelu, relu, silu or {', '.join(GATED)}"
         )
     if arguments.get("expansion_factor") is not None:
         reader.unknown_arguments["expansion_factor"] = "expected intermediate_size"

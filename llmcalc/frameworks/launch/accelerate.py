@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ..registry import WITHOUT_A_NAME, plugins
@@ -89,7 +89,7 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     elif distributed_type not in (*WITHOUT_PLUGIN, *plugins_by_type):
         raise reader.argument_error(
             "distributed_type",
-            f"{shown(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
+            f"{short_repr(distributed_type)}; expected one of {', '.join((*WITHOUT_PLUGIN, *plugins_by_type))}",
         )
     settings = default_attention(reader) | launch_settings.settings
     return reader.launch(framework, launch_settings._replace(settings=settings))
@@ -107,4 +107,6 @@ def _precision_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
             "products in 8 bits, by Transformer Engine or torchao, are not modelled here"
         )
         return {}
-    raise reader.argument_error("mixed_precision", f"{shown(config['mixed_precision'])}; expected no, bf16 or fp16")
+    raise reader.argument_error(
+        "mixed_precision", f"{short_repr(config['mixed_precision'])}; expected no, bf16 or fp16"
+    )

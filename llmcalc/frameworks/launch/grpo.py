@@ -139,7 +139,7 @@ def _engine_flags(
     generation_batch_size = config.get("generation_batch_size")
     if generation_batch_size is not None:
         generated_sequence_count = integer_of(reader, "generation_batch_size", generation_batch_size)
-        steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world))
+        steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world_size))
     flags: dict[str, Any] = {
         "tensor_parallel_size": tp,
         "gpu_memory_utilization": share_of(reader, "vllm_gpu_memory_utilization", config, memory_utilization),

@@ -120,7 +120,7 @@ def _with_layout(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
     contradicts the file's, and for sizes that contradict each other.
     """
     framework_name = options.get("framework")
-    world_size = launched_run.layout.world
+    world_size = launched_run.layout.world_size
     if launched_run.framework == WITHOUT_A_NAME:
         layout_request = LayoutRequest(devices=world_size, **options)
         framework_record = framework_of(layout_request)

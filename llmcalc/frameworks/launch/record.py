@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...algebra import ceil_div
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...frozen import frozen
 from ...parallel.layout import ONE_DEVICE, Layout, stage_sizes_between_ends, stage_sizes_with_counted_ends
 from ..frozen_model import FrozenModel, SecondLoss
@@ -421,7 +421,7 @@ class LaunchReader:
         for argument, modelled_values in allowed_values.items():
             if argument in config and config[argument] not in modelled_values:
                 self.unknown_arguments[f"{name_prefix}{argument}"] = (
-                    f"{shown(config[argument])[:60]} is not modelled{suffix}"
+                    f"{short_repr(config[argument])[:60]} is not modelled{suffix}"
                 )
 
     def value(self, config: Table, argument_name: str, default_value: Any) -> Any:
@@ -512,7 +512,7 @@ class LaunchReader:
         """
         if not isinstance(file_name, str) or self.source.fetch_table is None:
             raise self.argument_error(
-                argument_name, f"{shown(file_name)}; expected the path of {expected_file_kind} that can be read"
+                argument_name, f"{short_repr(file_name)}; expected the path of {expected_file_kind} that can be read"
             )
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
@@ -536,7 +536,7 @@ class LaunchReader:
         if inner_table in (None, []):
             return {}
         if not isinstance(inner_table, Mapping):
-            raise self.argument_error(argument_name, f"{shown(inner_table)}; expected a table")
+            raise self.argument_error(argument_name, f"{short_repr(inner_table)}; expected a table")
         return inner_table
 
     def refuse_groups(self, config: Table) -> None:
@@ -673,7 +673,7 @@ def integer_of(reader: LaunchReader, argument_name: str, written_value: Any, *, 
         parsed_number = int(written_value)
     if isinstance(parsed_number, bool) or not isinstance(parsed_number, int) or not minimum <= parsed_number < LARGEST:
         raise reader.argument_error(
-            argument_name, f"{shown(written_value)}; expected a whole number of at least {minimum}"
+            argument_name, f"{short_repr(written_value)}; expected a whole number of at least {minimum}"
         )
     return parsed_number
 
@@ -686,7 +686,7 @@ def share_of(reader: LaunchReader, argument_name: str, config: Table, default_sh
     except ValueError:
         parsed_share = 0.0
     if not 0 < parsed_share <= 1:
-        raise reader.argument_error(argument_name, f"{shown(written_share)}; expected a share above 0, at most 1")
+        raise reader.argument_error(argument_name, f"{short_repr(written_share)}; expected a share above 0, at most 1")
     return parsed_share
 
 
@@ -697,7 +697,7 @@ def flag_value(reader: LaunchReader, argument_name: str, written_flag: Any) -> b
         return written_flag
     truth_value = flags.get(str(written_flag).strip().lower()[:10])
     if truth_value is None:
-        raise reader.argument_error(argument_name, f"{shown(written_flag)}; expected true or false")
+        raise reader.argument_error(argument_name, f"{short_repr(written_flag)}; expected true or false")
     return truth_value
 
 

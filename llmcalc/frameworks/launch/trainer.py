@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ...sources.files import parse_json
 from ...sources.huggingface.family import field_names
@@ -393,7 +393,7 @@ def _low_rank_optimizer(
     rank_text = str(reader.value(arguments, "rank", 128))
     if re.fullmatch(r"[1-9][0-9]{0,4}", rank_text) is None:
         raise reader.argument_error(
-            "optim_args", f"rank {shown(rank_text)[:60]}; expected a whole number of 1 to 99,999"
+            "optim_args", f"rank {short_repr(rank_text)[:60]}; expected a whole number of 1 to 99,999"
         )
     settings: dict[str, Any] = {"optimizer": f"{optimizer_family}-r{rank_text}", "optimizer_impl": "loop"}
     if not optimizer_name.endswith("_layerwise"):
@@ -510,7 +510,7 @@ def weight_formats(reader: LaunchReader, config: Table, default_format: str = "a
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, True
     dtype = WEIGHTS.get(str(written_format).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reader.argument_error(format_key, f"{shown(written_format)}; expected bfloat16, float16 or float32")
+        raise reader.argument_error(format_key, f"{short_repr(written_format)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
         return {"precision": "fp32" if sixteen_bit_format is None else "autocast"}, False
     return {"dtype": dtype, "master_weights": "none"}, False
@@ -526,7 +526,9 @@ def attention_settings(reader: LaunchReader, argument_name: str, written_name: A
     if implementation_name in ("eager", "sdpa"):
         return {"attn_implementation": implementation_name}
     if not any(kernel_name in implementation_name for kernel_name in FLASH_KERNELS):
-        raise reader.argument_error(argument_name, f"{shown(written_name)}; expected eager, sdpa or flash_attention_2")
+        raise reader.argument_error(
+            argument_name, f"{short_repr(written_name)}; expected eager, sdpa or flash_attention_2"
+        )
     if implementation_name == "flex_attention":
         reader.notes.append(f"{argument_name}: flex_attention is counted as flash attention, an estimate")
     return {"attn_implementation": "flash"}
@@ -568,7 +570,7 @@ def _table_or_json(reader: LaunchReader, config: Table, argument_name: str) -> T
         return reader.table(config, argument_name)
     parsed_table = parse_json(written_table, f"{reader.name_in_errors}: {argument_name}")
     if not isinstance(parsed_table, Mapping):
-        raise reader.argument_error(argument_name, f"{shown(written_table)}; expected a table")
+        raise reader.argument_error(argument_name, f"{short_repr(written_table)}; expected a table")
     return parsed_table
 
 
@@ -649,7 +651,7 @@ def lora_settings(
         if isinstance(written_names, str):
             module_names = [module_name.strip(" '\"") for module_name in written_names.strip("[]").split(",")]
         if not isinstance(module_names, list) or not all(isinstance(module_name, str) for module_name in module_names):
-            raise reader.argument_error(argument_name, f"{shown(written_names)}; expected a list of names")
+            raise reader.argument_error(argument_name, f"{short_repr(written_names)}; expected a list of names")
         adapter_settings[setting_name] = tuple(module_names)
     if dropout_value not in (None, 0, 0.0):
         adapter_settings["lora_dropout"] = True

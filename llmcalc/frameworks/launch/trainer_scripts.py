@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from .record import LaunchReader, Table
 
@@ -92,7 +92,7 @@ def _quantization_arguments(
 ) -> dict[str, Any]:
     """Returns the arguments of weights in `bits` bits by bitsandbytes. is_nested: whether scales are quantized too."""
     if bits not in (4, 8, 16, 32):
-        raise reader.argument_error(argument_name, f"{shown(bits)}; expected 4, 8 or 16")
+        raise reader.argument_error(argument_name, f"{short_repr(bits)}; expected 4, 8 or 16")
     return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
 
 
@@ -191,9 +191,9 @@ def _arguments_of_qwen_vl(reader: LaunchReader, config: Table) -> dict[str, Any]
 def _arguments_of_firefly(reader: LaunchReader, config: Table) -> dict[str, Any]:
     train_mode, task_type = str(config.get("train_mode", "qlora")), str(config.get("task_type", "sft"))
     if train_mode not in ("full", "lora", "qlora"):
-        raise reader.argument_error("train_mode", f"{shown(train_mode)}; expected full, lora or qlora")
+        raise reader.argument_error("train_mode", f"{short_repr(train_mode)}; expected full, lora or qlora")
     if task_type not in ("sft", "pretrain"):
-        reader.unknown_arguments["task_type"] = f"{shown(task_type)} is not modelled; sft and pretrain are"
+        reader.unknown_arguments["task_type"] = f"{short_repr(task_type)} is not modelled; sft and pretrain are"
     arguments: dict[str, Any] = {"dtype": "float16" if config.get("fp16") in BOOLEANS else "bfloat16"}
     if train_mode == "full":
         return arguments

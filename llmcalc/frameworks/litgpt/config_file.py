@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..fsdp2.plugin import mixed_precision_settings, sharded_launch
 from ..fsdp2.settings import TitanSettings
@@ -92,7 +92,9 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
             reader.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
         precision = str(reader.value(config, "precision", "bf16-true"))
         if precision not in PRECISIONS:
-            raise reader.argument_error("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
+            raise reader.argument_error(
+                "precision", f"{short_repr(precision)}; expected one of {', '.join(PRECISIONS)}"
+            )
         run_settings |= PRECISIONS[precision]
         if has_adapters:
             run_settings |= _adapter_settings(reader, config, precision)
@@ -113,7 +115,7 @@ def _device_count(reader: LaunchReader, config: Table) -> int:
     device_value = reader.value(config, "devices", 1)
     if isinstance(device_value, str) and not device_value.isdecimal():
         raise reader.argument_error(
-            "devices", f"{shown(device_value)} depends on the machine; expected a number, or --devices"
+            "devices", f"{short_repr(device_value)} depends on the machine; expected a number, or --devices"
         )
     return integer_of(reader, "devices", device_value) * reader.integer(config, "num_nodes", 1)
 
@@ -152,6 +154,6 @@ def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> di
     if quantize_text in (None, ""):
         return adapter_settings
     if str(quantize_text) not in BASES:
-        reader.unknown_arguments["quantize"] = f"{shown(quantize_text)} is not modelled; {' and '.join(BASES)} are"
+        reader.unknown_arguments["quantize"] = f"{short_repr(quantize_text)} is not modelled; {' and '.join(BASES)} are"
         return adapter_settings
     return adapter_settings | {"base": BASES[str(quantize_text)], "quantized_head": True}

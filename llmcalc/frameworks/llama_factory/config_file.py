@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...device_memory.optimizers.registry import LARGEST_RANK
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..launch.accelerate_command import with_launcher_arguments
@@ -215,7 +215,7 @@ def _with_kernel_arguments(reader: LaunchReader, config: Table) -> dict[str, Any
 def _attention_implementation(reader: LaunchReader, config: Table) -> str:
     written_name = str(reader.value(config, "flash_attn", "auto"))[:20]
     if written_name not in ATTENTION:
-        raise reader.argument_error("flash_attn", f"{shown(written_name)}; expected one of {', '.join(ATTENTION)}")
+        raise reader.argument_error("flash_attn", f"{short_repr(written_name)}; expected one of {', '.join(ATTENTION)}")
     return ATTENTION[written_name]
 
 
@@ -242,7 +242,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     quantizer = str(reader.value(config, "quantization_method", "bnb"))
     if bit_count not in (4, 8) or quantizer not in ("bnb", "bitsandbytes") or config.get("quantization_type") == "fp4":
         reader.unknown_arguments["quantization_bit"] = (
-            f"{shown(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
+            f"{short_repr(bit_count)} by {quantizer[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return adapter_settings
     if bit_count == 8:

@@ -8,7 +8,7 @@ counted as Transformer Engine's: it has one bf16 gradient of the logits more, fo
 
 from __future__ import annotations
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, Table
 from ..megatron.named_model import BRIDGE_FUSED, MegatronRun, bridge_adapter_settings, loss_of, megatron_run
@@ -63,7 +63,8 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     for argument_name, modelled_values in MODELLED.items():
         if config.get(argument_name, modelled_values[0]) not in modelled_values:
             reader.unknown_arguments[argument_name] = (
-                f"{shown(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with Megatron"
+                f"{short_repr(config[argument_name])[:40]} is not modelled; {' and '.join(modelled_values)} with "
+                "Megatron"
             )
     finetuning_type = reader.value(config, "finetuning_type", "lora")
     adapter_settings = {}
@@ -74,7 +75,7 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
         )
     elif finetuning_type != "full":
         reader.unknown_arguments["finetuning_type"] = (
-            f"{shown(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
+            f"{short_repr(finetuning_type)[:40]} is not modelled with MCoreAdapter; full is"
         )
     tp, pp, cp, ep = (reader.integer(config, argument_name, 1) for argument_name in SIZES)
     fuses_loss = reader.flag(config, "cross_entropy_loss_fusion", uses_bridge)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..frozen_model import SecondLoss
 from ..fsdp2.settings import TitanSettings
@@ -45,7 +45,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         reader.check_names(config, READ, IGNORED, "no key that is known")
         world_size = reader.device_count(source_file.world_size)
         if config.get("cp_mode") not in (None, "ulysses"):
-            reader.unknown_arguments["cp_mode"] = f"{shown(config['cp_mode'])[:60]} is not modelled; ulysses is"
+            reader.unknown_arguments["cp_mode"] = f"{short_repr(config['cp_mode'])[:60]} is not modelled; ulysses is"
         sequence_ranks = reader.sequence_ranks(config, "cp_size", world_size)
         for size_name, rank_count in (("dp_size", world_size // sequence_ranks), ("mp_shard_size", world_size)):
             if config.get(size_name) not in (None, rank_count):
@@ -158,7 +158,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     quantization_bits = quantization_table.get("quantization_bit", 4)
     if str(quantization_table.get("name", "auto")) not in ("auto", "bnb") or quantization_bits not in (4, 8):
         reader.unknown_arguments["quant_config"] = (
-            f"{shown(quantization_bits)} bits are not modelled; 4 and 8 by bnb are"
+            f"{short_repr(quantization_bits)} bits are not modelled; 4 and 8 by bnb are"
         )
         return adapter_settings
     quantizes_twice = quantization_table.get("double_quantization", True) is not False

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
@@ -91,7 +91,7 @@ def _resolved_value(reader: LaunchReader, config: Table, argument_name: str, wri
         referenced_value = referenced_value.get(variable_key) if isinstance(referenced_value, Mapping) else None
     if referenced_value is None:
         raise reader.argument_error(
-            argument_name, f"{shown(written_value)} names a key that is absent; expected a value"
+            argument_name, f"{short_repr(written_value)} names a key that is absent; expected a value"
         )
     return referenced_value
 
@@ -100,7 +100,7 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
         raise reader.argument_error(
-            "device_train_microbatch_size", f"{shown(micro_batch)}; expected a number, or --batch and --devices"
+            "device_train_microbatch_size", f"{short_repr(micro_batch)}; expected a number, or --batch and --devices"
         )
     batch = integer_of(reader, "device_train_microbatch_size", micro_batch)
     global_batch = config.get("global_train_batch_size")
@@ -125,14 +125,16 @@ def _number_formats(
     """Returns the number formats of the run and of gradient reduction, by `precision_name`."""
     precision = str(reader.value(config, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
-        raise reader.argument_error("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+        raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
     if precision == "fp32":
         return {"precision": "fp32"}, ""
     if not is_sharded:
         return {"precision": "autocast"}, ""
     precision_name = str(reader.value(fsdp_table, "mixed_precision", "DEFAULT")).upper()
     if precision_name not in ("PURE", "DEFAULT"):
-        raise reader.argument_error("fsdp_config.mixed_precision", f"{shown(precision_name)}; expected PURE or DEFAULT")
+        raise reader.argument_error(
+            "fsdp_config.mixed_precision", f"{short_repr(precision_name)}; expected PURE or DEFAULT"
+        )
     return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if precision_name == "PURE" else ""
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ...parallel.layout import Layout
 from ...sources.huggingface.family import field_names
 from ...sources.presets import known_model
@@ -158,13 +158,13 @@ def _argument_table(
             raise reader.argument_error("MODEL_ARGS", "a list; expected a table of argument: value")
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
-            raise reader.argument_error("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
+            raise reader.argument_error("ENV_VARS", f"{short_repr(variables_table)}; expected a table of name: value")
         environment.update((str(name), _environment_text(value)) for name, value in variables_table.items())
         for table_key in arguments_table:
             if table_key not in ENTRIES:
                 _note_entry(reader, table_key)
     if not isinstance(arguments, Mapping):
-        raise reader.argument_error("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
+        raise reader.argument_error("MODEL_ARGS", f"{short_repr(arguments)}; expected a table of argument: value")
     return arguments
 
 
@@ -247,7 +247,7 @@ def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchRead
     if preset is None:
         return settings
     reader.notes.append(
-        f"--tokenizer-model {shown(settings.tokenizer_model)}: the vocabulary of {preset.name}, "
+        f"--tokenizer-model {short_repr(settings.tokenizer_model)}: the vocabulary of {preset.name}, "
         f"{preset.model.vocab_size:,}; the tokenizer may have some hundred tokens fewer (--vocab-size)"
     )
     return replace(settings, vocab_size=preset.model.vocab_size)
@@ -311,7 +311,7 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
             if field_value is not None:
                 if argument in field_values and field_values[argument] != field_value:
                     raise reader.argument_error(
-                        flag, f"{shown(written_value)}; another argument says {shown(field_values[argument])}"
+                        flag, f"{short_repr(written_value)}; another argument says {short_repr(field_values[argument])}"
                     )
                 field_values[argument] = field_value
         elif argument in REPLACING:
@@ -357,7 +357,7 @@ def typed_flag_value(reader: LaunchReader, flag_name: str, value_type: Any, writ
         parsed_value = _parse_single_value(possible_type, written_value)
         if parsed_value is not None:
             return parsed_value
-    raise reader.argument_error(flag_name, f"{shown(written_value)}; expected {_expected_types(possible_types)}")
+    raise reader.argument_error(flag_name, f"{short_repr(written_value)}; expected {_expected_types(possible_types)}")
 
 
 def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> bool | None:
@@ -369,7 +369,7 @@ def _flag_value(reader: LaunchReader, flag_name: str, written_value: Any) -> boo
     boolean_values = {"true": True, "1": True, "false": None, "0": None}
     value_text = str(written_value).strip().lower()[:10]
     if value_text not in boolean_values:
-        raise reader.argument_error(flag_name, f"{shown(written_value)}; it takes no value")
+        raise reader.argument_error(flag_name, f"{short_repr(written_value)}; it takes no value")
     return boolean_values[value_text]
 
 

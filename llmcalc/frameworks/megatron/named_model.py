@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...parallel.layout import Layout
 from ...workload.execution import CrossEntropy
 from ..launch.record import LaunchReader, LaunchSettings, Table, share_of
@@ -132,7 +132,9 @@ def loss_of(reader: LaunchReader, is_fused: bool, implementation: Any) -> CrossE
     if not is_fused:
         return "eager"
     if implementation not in ("native", "te"):
-        reader.unknown_arguments["cross_entropy_fusion_impl"] = f"{shown(implementation)[:40]}; expected native or te"
+        reader.unknown_arguments["cross_entropy_fusion_impl"] = (
+            f"{short_repr(implementation)[:40]}; expected native or te"
+        )
     return "fused" if implementation == "te" else "native"
 
 

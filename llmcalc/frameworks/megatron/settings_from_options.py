@@ -80,7 +80,7 @@ def megatron_settings_of(
     batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
-        "world_size": layout.world,
+        "world_size": layout.world_size,
         "gpu": gpu,
         "date": version_date(megatron_version),
         "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),

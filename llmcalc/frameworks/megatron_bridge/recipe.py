@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import InputError, shown, suggest
+from ...errors import InputError, short_repr, suggest
 from ..launch.command_line import overrides_of, plain_value
 from ..launch.python_source import CALLED, Config, Configurations, UnknownValue, parse_python
 from ..launch.record import CommandLine, Launch, LaunchReader, LaunchSource, flag_value, integer_of, reader_of
@@ -372,7 +372,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if not is_bf16 or narrow_fields:
         written_text = ", ".join(narrow_fields) or str(precision)
         reader.unknown_arguments["mixed_precision"] = (
-            f"{shown(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
+            f"{short_repr(written_text)[:60]} is not modelled; bf16_mixed and {next(iter(FP8_RECIPES))} are"
         )
     return {}
 
@@ -400,11 +400,12 @@ def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
         return {}
     if peft_class not in ("LoRA", "default_peft_config") or (peft_class != "LoRA" and peft_scheme != "lora"):
         raise reader.argument_error(
-            "peft", f"{shown(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is"
+            "peft",
+            f"{short_repr(str(peft_class if peft_scheme == 'lora' else peft_scheme))[:60]} is not modelled; LoRA is",
         )
     for field_name, field_value in peft_fields.items():
         if field_name in PEFT_OFF and field_value not in PEFT_OFF[field_name]:
-            reader.unknown_arguments[f"peft.{field_name}"] = f"{shown(str(field_value))[:60]} is not modelled"
+            reader.unknown_arguments[f"peft.{field_name}"] = f"{short_repr(str(field_value))[:60]} is not modelled"
         elif field_name not in (*PEFT_OFF, *PEFT_IGNORED, "dim", "dropout", "target_modules"):
             reader.unknown_arguments[f"peft.{field_name}"] = "no field of LoRA that is known"
     return bridge_adapter_settings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.deepspeed_auto_values import AUTO_BATCH, AUTO_BUCKETS, AUTO_FORMATS
@@ -123,8 +123,8 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         if rlhf_type not in ("", "grpo", "gkd", *PAIRS):
             raise reader.argument_error(
                 f"line {command_line.line}: swift rlhf --rlhf_type",
-                f"{shown(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or swift sft "
-                "or pt",
+                f"{short_repr(rlhf_type)}: its critic is not modelled; expected grpo, gkd, {', '.join(PAIRS)}, or "
+                "swift sft or pt",
             )
         arguments = arguments_of(command_line.words, source_file.name_in_errors)
         model_flag = "--model" if "--model" in arguments else "--model_id_or_path"
@@ -173,7 +173,8 @@ def _read_megatron_command(reader: LaunchReader, command_line: CommandLine, swif
     if rlhf_type not in ("", *MEGATRON_RLHF):
         raise reader.argument_error(
             f"line {command_line.line}: megatron rlhf --rlhf_type",
-            f"{shown(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron sft",
+            f"{short_repr(rlhf_type)}: its teacher is not modelled; expected {', '.join(MEGATRON_RLHF)}, or megatron "
+            "sft",
         )
     handled_arguments = task_arguments(reader, config, rlhf_type)
     parallel_run = run_of_megatron(reader, config, IGNORED | TRAINER_IGNORED | set(handled_arguments), rlhf_type)
@@ -260,7 +261,7 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if tuner_type is None:
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
     if tuner_type not in ("full", "lora"):
-        raise reader.argument_error("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
+        raise reader.argument_error("--tuner_type", f"{short_repr(tuner_type)} is not modelled; expected full or lora")
     _refuse_unmodelled(reader, swift_config)
     batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ...workload.lora import ALL_LINEAR
 from ..argument_names import argument_names
@@ -129,7 +129,7 @@ def run_of_megatron(
         settings["attn_implementation"] = "eager"
     elif attention not in ("auto", "fused") and not attention.startswith("flash"):
         raise reader.argument_error(
-            "--attention_backend", f"{shown(attention)}; expected flash, fused, unfused, local or auto"
+            "--attention_backend", f"{short_repr(attention)}; expected flash, fused, unfused, local or auto"
         )
     launched_run = megatron_run(reader, parallel_run, reader.source.world_size, settings)
     global_batch = reader.integer(config, "global_batch_size", 16)
@@ -153,7 +153,7 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if tuner_type == "full":
         return {}
     if tuner_type != "lora":
-        raise reader.argument_error("--tuner_type", f"{shown(tuner_type)} is not modelled; expected full or lora")
+        raise reader.argument_error("--tuner_type", f"{short_repr(tuner_type)} is not modelled; expected full or lora")
     target_modules = reader.value(config, "target_modules", ALL_LINEAR)
     if isinstance(target_modules, list) and ALL_LINEAR in target_modules:
         other_modules = ", ".join(str(module)[:40] for module in target_modules if module != ALL_LINEAR)
@@ -206,7 +206,7 @@ def _fp8_arguments(reader: LaunchReader, config: Table) -> dict[str, Any]:
     for name, known_words in FP8_WORDS.items():
         if arguments[name] not in known_words:
             raise reader.argument_error(
-                f"--{name}", f"{shown(arguments[name])}; expected one of {', '.join(known_words)}"
+                f"--{name}", f"{short_repr(arguments[name])}; expected one of {', '.join(known_words)}"
             )
     return arguments
 
@@ -218,7 +218,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     state_formats = [str(reader.value(config, argument, "fp32")) for argument in ("exp_avg_dtype", "exp_avg_sq_dtype")]
     if state_formats[0] != state_formats[1]:
         reader.unknown_arguments["--exp_avg_sq_dtype"] = (
-            f"{shown(state_formats[1])} beside {shown(state_formats[0])} is not modelled here"
+            f"{short_repr(state_formats[1])} beside {short_repr(state_formats[0])} is not modelled here"
         )
     gradient_format = reader.value(config, "main_grads_dtype", "fp32")
     return {"precision_aware_optimizer": True, "optimizer_dtype": state_formats[0], "grad_dtype": gradient_format}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..argument_names import argument_names
 from ..frozen_model import SecondLoss
@@ -138,7 +138,7 @@ def with_teacher(reader: LaunchReader, config: Table, launched_run: Launch) -> L
     zero_config = str(config.get("teacher_deepspeed", config.get("deepspeed", "")))
     if zero_config not in ("", "zero0", "zero1", "zero2", "zero3"):
         raise reader.argument_error(
-            "--teacher_deepspeed", f"{shown(zero_config)[:60]} is not modelled; expected zero0 to zero3"
+            "--teacher_deepspeed", f"{short_repr(zero_config)[:60]} is not modelled; expected zero0 to zero3"
         )
     reader.notes.append(GENERATED)
     return with_teacher_model(

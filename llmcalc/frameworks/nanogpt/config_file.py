@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...sources.files import validate
@@ -107,7 +107,9 @@ def _run_values(reader: LaunchReader, file_values: Mapping[str, Any], command_wo
             file_path, file_text = reader.source.read_text(command_word)
             values_by_key |= constants(parse_python(file_text, file_path).body)
         else:
-            raise reader.argument_error("train.py", f"{shown(command_word)}; expected a configuration, or --key=value")
+            raise reader.argument_error(
+                "train.py", f"{short_repr(command_word)}; expected a configuration, or --key=value"
+            )
     return values_by_key
 
 
@@ -133,7 +135,9 @@ def _read_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> Launch
         "float32": {"precision": "fp32"},
     }
     if run_values["dtype"] not in format_settings:
-        raise reader.argument_error("dtype", f"{shown(run_values['dtype'])}; expected bfloat16, float16 or float32")
+        raise reader.argument_error(
+            "dtype", f"{short_repr(run_values['dtype'])}; expected bfloat16, float16 or float32"
+        )
     reader.calls_torch_attention = True
     settings: dict[str, Any] = {
         "phase": "training",
@@ -158,7 +162,7 @@ def _gpt_model(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpec
         raise reader.argument_error("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
     if initial_weights != "scratch" and initial_weights not in GPT2:
         raise reader.argument_error(
-            "init_from", f"{shown(initial_weights)}; expected scratch or one of {', '.join(GPT2)}"
+            "init_from", f"{short_repr(initial_weights)}; expected scratch or one of {', '.join(GPT2)}"
         )
     if initial_weights in GPT2:
         layers, heads, hidden_size = GPT2[initial_weights]

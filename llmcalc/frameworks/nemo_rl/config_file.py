@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..frozen_model import FrozenModel
@@ -173,7 +173,9 @@ def _with_base_configs(reader: LaunchReader, config: Table) -> dict[str, Any]:
         if base_path is None:
             return merged_config
         if not isinstance(base_path, str):
-            raise reader.argument_error("defaults", f"{shown(base_path)}; expected the path of one config of NeMo-RL")
+            raise reader.argument_error(
+                "defaults", f"{short_repr(base_path)}; expected the path of one config of NeMo-RL"
+            )
         base_config_path = posixpath.join(config_folder, base_path)
         config_folder = posixpath.dirname(base_config_path)
         merged_config = _merge_configs(
@@ -235,7 +237,7 @@ def _check_keys(reader: LaunchReader, policy_table: Table) -> None:
     for policy_key, policy_value in policy_table.items():
         modelled_values = MODELLED.get(policy_key)
         if modelled_values is not None and policy_value is not None and policy_value not in modelled_values:
-            reader.unknown_arguments[f"policy.{policy_key}"] = f"{shown(policy_value)[:60]} is not modelled"
+            reader.unknown_arguments[f"policy.{policy_key}"] = f"{short_repr(policy_value)[:60]} is not modelled"
         elif modelled_values is not None or policy_key in READ or policy_key in OF_MEGATRON_CORE:
             continue
         elif policy_key in IGNORED or policy_key.startswith(IGNORED_TABLES):
@@ -353,7 +355,7 @@ def _optimizer_settings(reader: LaunchReader, policy_table: Table) -> dict[str, 
     optimizer_name = str(reader.value(policy_table, "optimizer.name", "torch.optim.AdamW"))
     if optimizer_name not in OPTIMIZERS:
         reader.unknown_arguments["policy.optimizer.name"] = (
-            f"{shown(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
+            f"{short_repr(optimizer_name)[:80]} is not modelled; torch.optim.AdamW is"
         )
     if reader.flag(policy_table, "optimizer.kwargs.fused"):
         return {"optimizer": "adamw", "optimizer_impl": "fused"}
@@ -412,7 +414,9 @@ def _rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> R
     backend = str(reader.value(policy_table, "generation.backend", "vllm"))
     flags: dict[str, Any] = {}
     if backend not in ENGINES and is_colocated:
-        reader.notes.append(f"policy.generation.backend {shown(backend)[:40]}: not modelled; its memory is not counted")
+        reader.notes.append(
+            f"policy.generation.backend {short_repr(backend)[:40]}: not modelled; its memory is not counted"
+        )
     elif is_colocated:
         engine_table, flags_by_key = ENGINES[backend]
         for engine_key, flag in flags_by_key.items():

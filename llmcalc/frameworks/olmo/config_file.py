@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.files import validate
 from ..fsdp2.plugin import sharded_launch
@@ -62,7 +62,7 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
         is_sharded = bool(fsdp_table) and world_size > 1
         precision = str(reader.value(config, "precision", "amp_bf16"))
         if precision not in ("amp_bf16", "fp32"):
-            raise reader.argument_error("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+            raise reader.argument_error("precision", f"{short_repr(precision)}; expected amp_bf16 or fp32")
         reduction_format = ""
         if precision == "fp32":
             run_settings["precision"] = "fp32"
@@ -90,7 +90,9 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     heads = reader.integer(model, "n_heads", 12)
     activation_name = str(reader.value(model, "activation_type", "swiglu"))
     if activation_name not in ("swiglu", "gelu", "relu"):
-        raise reader.argument_error("model.activation_type", f"{shown(activation_name)}; expected swiglu, gelu or relu")
+        raise reader.argument_error(
+            "model.activation_type", f"{short_repr(activation_name)}; expected swiglu, gelu or relu"
+        )
     is_gated = activation_name == "swiglu"
     inner_width = (
         reader.optional_integer(model, "mlp_hidden_size") or reader.integer(model, "mlp_ratio", 4) * hidden_size
@@ -98,7 +100,7 @@ def _model_of(reader: LaunchReader, model: Table) -> ModelSpec:
     norm_type = str(reader.value(model, "layer_norm_type", "default"))
     if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
         raise reader.argument_error(
-            "model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms"
+            "model.layer_norm_type", f"{short_repr(norm_type)}; expected default, low_precision or rms"
         )
     has_weight = reader.flag(model, "layer_norm_with_affine", True)
     has_bias = has_weight and reader.flag(model, "bias_for_layer_norm", reader.flag(model, "include_bias", True))
@@ -149,7 +151,7 @@ def _step_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if checkpointing_config is not None:
         if str(checkpointing_config) not in RECOMPUTE:
             raise reader.argument_error(
-                "activation_checkpointing", f"{shown(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
+                "activation_checkpointing", f"{short_repr(checkpointing_config)}; expected {', '.join(RECOMPUTE)}"
             )
         step_settings["recompute"] = RECOMPUTE[str(checkpointing_config)]
     if config.get("fused_loss"):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...model import ModelSpec
 from ...sources.presets import load_preset
 from ..fsdp2.plugin import sharded_launch
@@ -318,7 +318,7 @@ def _step_settings(
     optimizer_class = str(module_arguments.get("optim")).rpartition(".")[2]
     if optimizer_class not in OPTIMIZERS:
         reader.unknown_arguments["optim"] = (
-            f"{shown(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
+            f"{short_repr(optimizer_class)[:60]} is not modelled; {', '.join(OPTIMIZERS)} are"
         )
     optimizer_arguments = _class_arguments(call_nodes, optimizer_class, variables) or {}
     is_fused = optimizer_arguments.get("fused") is True

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...sources.huggingface.family import field_names
 from ..launch.record import Launch, LaunchReader, LaunchSource, Table, reader_of, unknown_keys
 from ..launch.trainer import keeps_published_weights, read_trainer
@@ -113,7 +113,7 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in TRAINERS:
             raise reader.argument_error(
-                "training.trainer_type", f"{shown(trainer_type)}; expected one of {', '.join(TRAINERS)}"
+                "training.trainer_type", f"{short_repr(trainer_type)}; expected one of {', '.join(TRAINERS)}"
             )
         unknown_keys(reader, tables["model"], MODEL_READ | MODEL_IGNORED, "model")
         unknown_keys(reader, tables["training"], TRAINING_READ | TRAINING_IGNORED, "training")
@@ -173,7 +173,7 @@ def _names_language_model(reader: LaunchReader, values_by_key: Table, key: str) 
     """Whether a list of module names or patterns has modules outside the image and audio encoders."""
     module_names = values_by_key.get(key) or []
     if not isinstance(module_names, list):
-        raise reader.argument_error(key, f"{shown(module_names)}; expected a list of names")
+        raise reader.argument_error(key, f"{short_repr(module_names)}; expected a list of names")
     return not all("vis" in str(name) or "audio" in str(name) for name in module_names)
 
 
@@ -182,7 +182,7 @@ def _training_arguments(reader: LaunchReader, values_by_key: Table) -> dict[str,
     precision = str(values_by_key.get("training.mixed_precision_dtype") or "none").lower()
     if precision not in ("none", "fp16", "bf16"):
         raise reader.argument_error(
-            "training.mixed_precision_dtype", f"{shown(precision)}; expected NONE, FP16 or BF16"
+            "training.mixed_precision_dtype", f"{short_repr(precision)}; expected NONE, FP16 or BF16"
         )
     trainer_arguments = {
         name: values_by_key.get("model.model_max_length")
@@ -236,7 +236,7 @@ def _fsdp_arguments(reader: LaunchReader, values_by_key: Table, arguments: Table
         )
     mixed_precision = values_by_key.get("fsdp.mixed_precision")
     if mixed_precision not in (None, "bf16", "fp16"):
-        raise reader.argument_error("fsdp.mixed_precision", f"{shown(mixed_precision)}; expected bf16 or fp16")
+        raise reader.argument_error("fsdp.mixed_precision", f"{short_repr(mixed_precision)}; expected bf16 or fp16")
     return {
         "fsdp": "auto_wrap",
         "fsdp_config": {
@@ -260,7 +260,7 @@ def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[s
     stage_text = str(deepspeed_table.get("zero_stage", 0)).upper().removeprefix("ZERO_")
     if stage_text not in ("0", "1", "2", "3"):
         raise reader.argument_error(
-            "deepspeed.zero_stage", f"{shown(stage_text)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3"
+            "deepspeed.zero_stage", f"{short_repr(stage_text)}; expected ZERO_0, ZERO_1, ZERO_2 or ZERO_3"
         )
     zero_table: dict[str, Any] = {
         "stage": int(stage_text),

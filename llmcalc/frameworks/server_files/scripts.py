@@ -47,11 +47,11 @@ _SERVERS = re.compile(
 class ServerFinder:
     """Finds servers in a file's scripts and commands.
 
-    name_in_errors: the file's name in messages. scripts: number read.
+    name_in_errors: the file's name in messages. script_count: number read.
     """
 
     name_in_errors: str
-    scripts: int = 0
+    script_count: int = 0
 
     def servers_in_script(
         self,
@@ -65,8 +65,8 @@ class ServerFinder:
 
         variables, arguments: those of the script. outer_container: what runs it, a container or the user's shell.
         """
-        self.scripts += 1
-        if self.scripts > MOST_SCRIPTS:
+        self.script_count += 1
+        if self.script_count > MOST_SCRIPTS:
             raise InputError(f"{self.name_in_errors}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
         shell_script = read_script(script_text, self.name_in_errors, variables, arguments, outer_container.gpus)
         engine_versions = engine_versions_in(script_text)

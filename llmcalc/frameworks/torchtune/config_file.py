@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import shown, suggest
+from ...errors import short_repr, suggest
 from ...sources.huggingface.family import field_names
 from ..frozen_model import FrozenModel, SecondLoss
 from ..fsdp2.plugin import sharded_launch
@@ -109,11 +109,11 @@ def read_torchtune(config: Table, source_file: LaunchSource) -> Launch:
         if plain_name not in MODELS:
             spelling_hint = suggest(plain_name, list(MODELS))
             raise reader.argument_error(
-                f"model.{COMPONENT}", f"{shown(builder_name)} is not known.{spelling_hint} Expected a text model"
+                f"model.{COMPONENT}", f"{short_repr(builder_name)} is not known.{spelling_hint} Expected a text model"
             )
         dtype = str(reader.value(config, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
-            raise reader.argument_error("dtype", f"{shown(dtype)}; expected bf16 or fp32")
+            raise reader.argument_error("dtype", f"{short_repr(dtype)}; expected bf16 or fp32")
         reader.calls_torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
@@ -164,7 +164,7 @@ def _outer_groups(reader: LaunchReader, config: Table) -> OuterGroups:
     """Returns the groups of the modules that `custom_sharded_layers` names beside the layers (`shard_model`)."""
     module_names = config.get("custom_sharded_layers") or []
     if not isinstance(module_names, list):
-        raise reader.argument_error("custom_sharded_layers", f"{shown(module_names)}; expected a list of modules")
+        raise reader.argument_error("custom_sharded_layers", f"{short_repr(module_names)}; expected a list of modules")
     if "tok_embeddings" not in module_names:
         return "together"
     return "separate" if "output" in module_names else "embedding"
@@ -183,7 +183,7 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
     model_builder = _component_name(config["teacher_model"]).rpartition(".")[2]
     if model_builder not in MODELS:
         raise reader.argument_error(
-            "teacher_model", f"{shown(model_builder)} is not known.{suggest(model_builder, list(MODELS))}"
+            "teacher_model", f"{short_repr(model_builder)} is not known.{suggest(model_builder, list(MODELS))}"
         )
     loss_table = reader.table(config, "kd_loss")
     loss_class = _component_name(loss_table).rpartition(".")[2]
@@ -276,7 +276,7 @@ def _adapter_settings(reader: LaunchReader, model: Table, dtype: str, is_quantiz
     module_names = model.get("lora_attn_modules")
     if not isinstance(module_names, list) or not all(str(module) in TARGETS for module in module_names):
         raise reader.argument_error(
-            "model.lora_attn_modules", f"{shown(module_names)}; expected a list of {', '.join(TARGETS)}"
+            "model.lora_attn_modules", f"{short_repr(module_names)}; expected a list of {', '.join(TARGETS)}"
         )
     targets = [*(TARGETS[str(module)] for module in module_names), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):

@@ -185,7 +185,9 @@ def _has_log_probabilities(reader: LaunchReader, config: Table, launched_run: La
         return True
     generation_steps = accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if config.get("generation_batch_size") is not None:
-        global_sequence_count = integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world
+        global_sequence_count = (
+            integer_of(reader, "batch", launched_run.settings["batch"]) * launched_run.layout.world_size
+        )
         generation_steps = max(1, reader.integer(config, "generation_batch_size", 1) // global_sequence_count)
     generation_steps = reader.optional_integer(config, "steps_per_generation") or generation_steps
     return accumulation_steps % (generation_steps * reader.integer(config, "num_iterations", 1)) != 0

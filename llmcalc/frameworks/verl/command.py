@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..argument_names import argument_names
 from ..fsdp2.settings import TitanSettings
@@ -114,7 +114,7 @@ def _uses_megatron(reader: LaunchReader, config: Table, words: Sequence[str]) ->
     model_engine = config.get("model_engine", "dp")
     if model_engine not in ("dp", "megatron"):
         raise reader.argument_error(
-            "model_engine", f"{shown(model_engine)} is not read; expected dp (FSDP) or megatron"
+            "model_engine", f"{short_repr(model_engine)} is not read; expected dp (FSDP) or megatron"
         )
     return (
         model_engine == "megatron"
@@ -241,7 +241,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
     """Returns the actor's run under FSDP, with fp32 shards and bf16 computation."""
     fsdp_strategy = str(reader.value(config, f"{ACTOR}.strategy", "fsdp"))
     if fsdp_strategy not in ("fsdp", "fsdp2"):
-        raise reader.argument_error(f"{ACTOR}.strategy", f"{shown(fsdp_strategy)}; expected fsdp, fsdp2 or megatron")
+        raise reader.argument_error(
+            f"{ACTOR}.strategy", f"{short_repr(fsdp_strategy)}; expected fsdp, fsdp2 or megatron"
+        )
     fsdp_section = f"{ACTOR}.fsdp_config"
     for offload_key in ("param_offload", "grad_offload", "optimizer_offload", "offload_policy"):
         if reader.flag(config, f"{fsdp_section}.{offload_key}"):
@@ -262,7 +264,9 @@ def _fsdp_run(reader: LaunchReader, config: Table, world_size: int) -> LaunchSet
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32, *BF16):
-        raise reader.argument_error(f"{fsdp_section}.model_dtype", f"{shown(weight_format)}; expected fp32 or bf16")
+        raise reader.argument_error(
+            f"{fsdp_section}.model_dtype", f"{short_repr(weight_format)}; expected fp32 or bf16"
+        )
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
@@ -369,7 +373,7 @@ def _megatron_adapters(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     adapter_type = reader.value(config, f"{section_name}.type", "lora")
     if adapter_type != "lora":
-        reader.unknown_arguments[f"{section_name}.type"] = f"{shown(adapter_type)[:40]} is not modelled; lora is"
+        reader.unknown_arguments[f"{section_name}.type"] = f"{short_repr(adapter_type)[:40]} is not modelled; lora is"
     target_modules, dropout_value = (
         config.get(f"{section_name}.{adapter_key}") for adapter_key in ("target_modules", "dropout")
     )

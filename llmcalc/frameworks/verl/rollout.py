@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import shown
+from ...errors import short_repr
 from ...parallel.layout import Layout
 from ..engines.registry import engine
 from ..launch.record import LaunchReader, LaunchSettings, Table, integer_of, share_of
@@ -73,7 +73,7 @@ def _engine_and_flags(reader: LaunchReader, config: Table) -> tuple[str, dict[st
     """Returns the rollout engine's name and flags; an empty name for an unmodelled engine."""
     engine_name = str(reader.value(config, f"{ROLLOUT}.name", "vllm"))
     if engine_name not in ENGINE_FLAGS:
-        reader.notes.append(f"{ROLLOUT}.name {shown(engine_name)}: not modelled; its memory is not counted")
+        reader.notes.append(f"{ROLLOUT}.name {short_repr(engine_name)}: not modelled; its memory is not counted")
         return "", {}
     tp_flag, memory_share_flag, length_flag = ENGINE_FLAGS[engine_name]
     length_values = (

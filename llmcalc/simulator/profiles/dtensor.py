@@ -456,7 +456,7 @@ class DTensorKernels(EagerKernels):
         """Runs `F.cross_entropy` under `loss_parallel` on logits [tokens, this rank's vocabulary]."""
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
-        x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
+        x = logits if self.graph.autocast is None else self.aten.to(logits, FLOAT32)
         output = self._log_softmax(x)
         log_probs = record(self.graph, "log_softmax", [x], output, lambda g, *_: [g], output)
         loss, total_weight = self._nll_loss_forward(log_probs)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from ...components.base import LARGEST, MOST_EXPERTS, MOST_LAYERS
 from ...components.head_kind import HeadKind
-from ...errors import InputError, shown, similar_name
+from ...errors import InputError, short_repr, similar_name
 from .unknown_fields import UnknownField, field_name_words
 
 IRRELEVANT = frozenset(
@@ -58,7 +58,7 @@ def is_json_integer(field_value: Any) -> TypeGuard[int]:
 def json_spelling(field_value: Any) -> str:
     """Writes a value for an error message as in a config.json: null, true, false."""
     json_words = {None: "null", True: "true", False: "false"}
-    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else shown(field_value)
+    return json_words[field_value] if field_value is None or isinstance(field_value, bool) else short_repr(field_value)
 
 
 def is_number(field_value: Any) -> TypeGuard[int | float]:

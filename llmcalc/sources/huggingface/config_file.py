@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...components.head_kind import HeadKind
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .description import read_description
 from .head_kinds import ARTIFACT_FILE, PROJECTION_FIELD, PROJECTIONS, architecture_of
@@ -110,7 +110,7 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     quantization_table = read_json(file).get("quantization")
     if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{file}: quantization: {shown(quantization_table)}; expected a table of fields, as ModelOpt writes it"
+            f"{file}: quantization: {short_repr(quantization_table)}; expected a table of fields, as ModelOpt writes it"
         )
     if quantization_table.get("quant_algo") is None:
         return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]

@@ -1062,7 +1062,7 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "z1.json").write_text('{"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto"}')
     launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=tmp_path)
-    assert (launch.framework, (launch.layout.world, launch.layout.zero)) == (framework, layout)
+    assert (launch.framework, (launch.layout.world_size, launch.layout.zero)) == (framework, layout)
 
 
 @pytest.mark.parametrize(
@@ -1086,12 +1086,12 @@ def test_accelerate_launch_selects_the_framework_of_every_program(
 )
 def test_a_launcher_without_a_number_of_processes_starts_one_on_each_visible_device(command: str, devices: int) -> None:
     launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", launch_folder=FOLDER)
-    assert launch.layout.world == devices
+    assert launch.layout.world_size == devices
 
 
 def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
     text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
-    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world == 2
+    assert launch_of(text, "x.sh", launch_folder=FOLDER).layout.world_size == 2
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def test_a_command_that_runs_a_script_of_its_own(tmp_path: Path) -> None:
         "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 train.py --length 128\n"
     )
     launch = read_launch(script)
-    assert (launch.layout.world, launch.settings["seq"], launch.settings["batch"]) == (8, 128, 4)
+    assert (launch.layout.world_size, launch.settings["seq"], launch.settings["batch"]) == (8, 128, 4)
 
 
 EARLIER_TRAINER = """

@@ -54,7 +54,7 @@ def test_the_script_of_torchtitan_runs_the_job_that_a_variable_names(tmp_path: P
         launch = read_launch(f"{variables}{typed_command}")
         expected = read_launch(f"torchrun --nproc-per-node {processes} {module}")
         assert (launch.settings, launch.layout) == (expected.settings, expected.layout)
-        assert launch.layout.world == processes
+        assert launch.layout.world_size == processes
 
 
 def test_a_recipe_that_comes_with_torchtune_is_asked_for() -> None:

@@ -148,7 +148,7 @@ def test_the_words_of_memory() -> None:
 
 def test_a_script_says_its_devices_and_what_is_taken_as_not_set() -> None:
     launch = read_launch(LAUNCHES / "gpt3_7b.sh")
-    assert launch.layout.world == 8
+    assert launch.layout.world_size == 8
     assert launch.notes == ("$WANDB_API_KEY: taken as not set",)
 
 
@@ -156,7 +156,7 @@ def test_as_few_devices_as_the_layout_can_have() -> None:
     launch = small(
         tensor_model_parallel_size=2, pipeline_model_parallel_size=2, num_experts=4, expert_model_parallel_size=4
     )
-    assert launch.layout.world == 16  # experts of 2 · 4 ranks in each of two stages
+    assert launch.layout.world_size == 16  # experts of 2 · 4 ranks in each of two stages
     assert launch.notes == ("16 devices are assumed, as few as the layout can have",)
 
 

@@ -105,4 +105,4 @@ def test_any_other_is_refused(name: str) -> None:
 def test_values_of_megatron_are_words_of_the_settings() -> None:
     for name, values in KNOWN.items():
         for value in values:
-            assert SETTINGS[name].checked(value) == value
+            assert SETTINGS[name].checked_value(value) == value

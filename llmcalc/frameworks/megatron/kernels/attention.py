@@ -121,7 +121,7 @@ class AttentionKernels(LinearKernels):
         """Applies rotary embeddings, in one kernel or by torch's operations."""
         if self.rank_choices.fuses_rope:
             return self.copy_reordered("rope", x, x.shape)
-        aten = self.t
+        aten = self.aten
         rotated_input = aten.add(aten.scale(x), aten.scale(aten.scale(x)))
         return self.dense_copy(rotated_input)
 
@@ -343,7 +343,7 @@ class AttentionKernels(LinearKernels):
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; it fills the mask in place."""
-        kernel_choices, aten, x = self.rank_choices, self.t, scores
+        kernel_choices, aten, x = self.rank_choices, self.aten, scores
         if kernel_choices.runs_softmax_in_fp32:
             x = aten.to(x, FLOAT32)
         if kernel_choices.scales_scores:

@@ -101,10 +101,10 @@ class ElementwiseKernels(AttentionKernels):
             )
         if bias is not None:
             x = self.with_bias(x, bias)
-        gate, up_output = self.t.split(x, (output_width, output_width))
+        gate, up_output = self.aten.split(x, (output_width, output_width))
         del x
-        activated_gate = self.t.elementwise_function("silu", gate)
-        return self.t.mul(activated_gate, up_output)
+        activated_gate = self.aten.elementwise_function("silu", gate)
+        return self.aten.mul(activated_gate, up_output)
 
     # --- additions ---------------------------------------------------------------------------------------------------
 

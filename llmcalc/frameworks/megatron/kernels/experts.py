@@ -87,8 +87,8 @@ class ExpertKernels(HeadKernels):
             weight_gradient = autograd_graph.new_tensor(weight.shape, dtype)
             del input_copy
             if is_fp32:
-                input_gradient = self.t.to(input_gradient, BFLOAT16)
-                weight_gradient = self.t.to(weight_gradient, BFLOAT16)
+                input_gradient = self.aten.to(input_gradient, BFLOAT16)
+                weight_gradient = self.aten.to(weight_gradient, BFLOAT16)
             return [
                 input_gradient,
                 weight_gradient,
@@ -279,11 +279,11 @@ class ExpertKernels(HeadKernels):
         summed_outputs = self.unpermute(expert_outputs, gathered_row_count, local_tensors["index"])
         if group_size == 1:
             return summed_outputs
-        combined_rows = self.t.to(summed_outputs, self.router_dtype)
+        combined_rows = self.aten.to(summed_outputs, self.router_dtype)
         row_count = gathered_row_count // group_size
         del row_width
         reduced_rows = self.move_rows("reduce_scatter", combined_rows, row_count)
-        return self.t.to(reduced_rows, BFLOAT16)
+        return self.aten.to(reduced_rows, BFLOAT16)
 
     def _send_rows(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
@@ -319,7 +319,7 @@ class ExpertKernels(HeadKernels):
         kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
         ranks, local_experts, probs = kernel_choices.ep * kernel_choices.etp, self.local_experts, local_tensors["probs"]
         if probs.dtype is not FLOAT32:
-            probs = self.t.to(probs, FLOAT32)
+            probs = self.aten.to(probs, FLOAT32)
         row_count, columns = self.received_rows(tokens), self.all_experts * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
             self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, columns), BOOL))
@@ -366,8 +366,8 @@ class ExpertKernels(HeadKernels):
             expert_outputs.pop(0)
         if kernel_choices.etp > 1:
             row_count = row_count // kernel_choices.etp
-            unreduced_rows = self.t.to(expert_outputs.pop(), local_tensors["probs"].dtype)
-            expert_outputs.append(self.t.to(self.move_rows("reduce_scatter", unreduced_rows, row_count), BFLOAT16))
+            unreduced_rows = self.aten.to(expert_outputs.pop(), local_tensors["probs"].dtype)
+            expert_outputs.append(self.aten.to(self.move_rows("reduce_scatter", unreduced_rows, row_count), BFLOAT16))
             del unreduced_rows
         local_tensors["output"] = expert_outputs[0]
         if kernel_choices.ep > 1:
@@ -417,8 +417,8 @@ class ExpertKernels(HeadKernels):
         x, probs = self.tensor_of(input_layers[0].input_values[0]), self.row_probs
         row_count = x.shape[0]
         rows_per_expert = row_count // expert_count
-        expert_inputs = [x] if expert_count == 1 else self.t.split(x, [rows_per_expert] * expert_count, 0)
-        row_probs = [probs] if expert_count == 1 else self.t.split(probs, [rows_per_expert] * expert_count, 0)
+        expert_inputs = [x] if expert_count == 1 else self.aten.split(x, [rows_per_expert] * expert_count, 0)
+        row_probs = [probs] if expert_count == 1 else self.aten.split(probs, [rows_per_expert] * expert_count, 0)
         input_width = x.shape[1]
         self.forget(input_layers[0].input_values[0].storage)
         del x, probs
@@ -547,7 +547,7 @@ class ExpertKernels(HeadKernels):
         """Multiplies by a gate, and on expert rows also by the router probabilities."""
         if operation.input_values[0].width == 1:  # a number for each token
             logits, y = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values)
-            self.bind(operation.output_values[0], self.t.mul(y, self.t.elementwise_function("sigmoid", logits)))
+            self.bind(operation.output_values[0], self.aten.mul(y, self.aten.elementwise_function("sigmoid", logits)))
             return
         if not self.has_expert_rows(operation):
             super().do_mul(operation)
@@ -591,7 +591,7 @@ class ExpertKernels(HeadKernels):
             return [x_gradient, probs_gradient]
 
         self.record_node("mul", (x, probs), [scaled_x], backward, x, probs)
-        return self.t.to(scaled_x, BFLOAT16)
+        return self.aten.to(scaled_x, BFLOAT16)
 
 
 def _shared_experts(module_scope: ModuleScope) -> list[Item]:

@@ -130,7 +130,7 @@ class LinearKernels(RankKernels):
         if self.is_output_layer(operation):
             logits = self.output(operation, x)
             del x
-            self.bind(layer_output, self.t.scale(logits) if self.rank_choices.multiplies_logits else logits)
+            self.bind(layer_output, self.aten.scale(logits) if self.rank_choices.multiplies_logits else logits)
         elif self.is_column_parallel(operation):
             self._run_column_layers(operation, x)
         elif self.is_row_parallel(operation):

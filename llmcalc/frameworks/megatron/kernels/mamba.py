@@ -32,7 +32,7 @@ class MambaKernels(LatentAttentionKernels):
 
     def _run_mixer(self, module_scope: ModuleScope, scan_step: Step) -> None:
         """Runs Megatron-Core's Mamba-2 mixer (`_ssm_training`)."""
-        aten, op = self.t, scan_step.op
+        aten, op = self.aten, scan_step.op
         assert isinstance(op, ChunkedScan)
         named_operations = steps_by_name(module_scope)
         input_projection = named_operations["in_proj"]
@@ -101,7 +101,7 @@ class MambaKernels(LatentAttentionKernels):
         Groups read by several ranks are repeated (mamba_context_parallel.py).
         """
         cp_ranks, row_count = self.rank_choices.cp, x.shape[0]
-        tensor_parts = self.t.split(x, part_widths, 1)
+        tensor_parts = self.aten.split(x, part_widths, 1)
         del x
         sent_pieces: list[Tensor] = []
         for i, tensor_part in enumerate(tensor_parts):
@@ -114,7 +114,7 @@ class MambaKernels(LatentAttentionKernels):
             sent_pieces.append(self.copy_reordered("all_to_all", grouped_by_rank, grouped_by_rank.shape))
             del tensor_part, grouped_by_rank
         del tensor_parts
-        concatenated_parts = self.t.cat(sent_pieces, 1)
+        concatenated_parts = self.aten.cat(sent_pieces, 1)
         del sent_pieces
         return self.copy_reordered("balance", concatenated_parts, concatenated_parts.shape)
 

@@ -57,7 +57,7 @@ class LatentAttentionKernels(ExpertKernels):
             self.bind(operation.output_values[0], self._rotate_query(first_part))
             return
         if len(operation.output_values[0].axes) == 1:
-            self.bind(operation.output_values[0], self.t.cat([first_part, second_part]))
+            self.bind(operation.output_values[0], self.aten.cat([first_part, second_part]))
             return
         if first_value.view_source is None or id(first_value.view_source) not in self.split_parts:
             raise self.unsupported("no kernels for joining these values", operation.name)

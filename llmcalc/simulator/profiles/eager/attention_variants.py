@@ -23,7 +23,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_scores(self, operation: Step) -> None:
         """Computes scores [batch, heads, queries, keys]."""
-        aten, keys, (q, k) = self.t, operation.input_values[1], map(self.tensor_of, operation.input_values[:2])
+        aten, keys, (q, k) = self.aten, operation.input_values[1], map(self.tensor_of, operation.input_values[:2])
         if len(operation.input_values) > 2:
             scores = self._weighted_scores(q, k, self.tensor_of(operation.input_values[2]))
             del q, k
@@ -45,14 +45,14 @@ class AttentionVariantKernels(AttentionKernels):
         x: [batch, tokens, heads, d]. shared_rows: [rows, heads, d], or [rows, d] for all heads.
         """
         if len(shared_rows.shape) == 2:
-            return self.t.matmul(self.heads_first(x), self.t.transpose(shared_rows, -1, -2))
-        return self.t.matmul(self.heads_first(x), self.t.permute(shared_rows, (1, 2, 0)))
+            return self.aten.matmul(self.heads_first(x), self.aten.transpose(shared_rows, -1, -2))
+        return self.aten.matmul(self.heads_first(x), self.aten.permute(shared_rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
         """Sums an indexer's scores over heads with weights. q: [batch, queries, heads, d], k: [batch, keys, d]."""
-        aten = self.t
+        aten = self.aten
         k = aten.transpose(aten.unsqueeze(k, 1), -1, -2)
         if not self.choices.matches_transformers:
             scores = aten.elementwise_function("relu", aten.scale(aten.matmul(q, k)))
@@ -62,7 +62,7 @@ class AttentionVariantKernels(AttentionKernels):
         return aten.select(aten.matmul(aten.unsqueeze(weights, 2), scores), 2)
 
     def do_select(self, operation: Step) -> None:
-        aten, scores = self.t, self.tensor_of(operation.input_values[0])
+        aten, scores = self.aten, self.tensor_of(operation.input_values[0])
         if operation.options["pool"] is not None:
             self.memo["selected"] = self._tokens_of_pools(operation, scores)
             return
@@ -70,7 +70,7 @@ class AttentionVariantKernels(AttentionKernels):
             self.mask(operation, *scores.shape[1:]),
             minimum(scores.shape[-1], operation.options["top_k"]),
         )
-        scores = aten.masked_fill(scores, aten.like(mask))
+        scores = aten.masked_fill(scores, aten.new_like(mask))
         if self.choices.matches_transformers:
             self.memo["selected"] = aten.to(aten.topk(scores, selected_count)[1], INT32)
         else:
@@ -79,7 +79,7 @@ class AttentionVariantKernels(AttentionKernels):
     def _tokens_of_pools(self, operation: Step, scores: Tensor) -> Tensor:
         """Returns the indices of the tokens in the pools with the highest scores [batch, queries, pools]."""
         aten, pool_tokens, key_count = (
-            self.t,
+            self.aten,
             operation.options["pool"],
             self.tensor_of(operation.input_values[1]).shape[1],
         )
@@ -95,7 +95,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_selected(self, operation: Step) -> None:
         """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
-        aten, (q, *keys) = self.t, map(self.tensor_of, operation.input_values)
+        aten, (q, *keys) = self.aten, map(self.tensor_of, operation.input_values)
         mask, selected_indices = self.mask(operation, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.choices.matches_transformers and not operation.options["lends"]:
             del self.memo["selected"]  # a class keeps it in its layer
@@ -113,8 +113,8 @@ class AttentionVariantKernels(AttentionKernels):
             self.bind(operation.output_values[0], aten.slice(mask, gather_index.shape[1]))
             self._store_selected_keys(operation, selected_rows)
             return
-        selected_mask = aten.scatter(aten.expand(aten.like(mask), (q.shape[0], *mask.shape)), selected_indices)
-        self.bind(operation.output_values[0], aten.unsqueeze(aten.like(mask, selected_mask), 1))
+        selected_mask = aten.scatter(aten.expand(aten.new_like(mask), (q.shape[0], *mask.shape)), selected_indices)
+        self.bind(operation.output_values[0], aten.unsqueeze(aten.new_like(mask, selected_mask), 1))
         self._store_selected_keys(operation, keys)
 
     def reads_selected(self, query_count: Any) -> bool:
@@ -133,7 +133,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_select_blocks(self, operation: Step) -> None:
         """Selects the key blocks with the highest scores. scores: [batch, index heads, queries, keys]."""
-        aten, block_size, scores = self.t, operation.options["block"], self.tensor_of(operation.input_values[0])
+        aten, block_size, scores = self.aten, operation.options["block"], self.tensor_of(operation.input_values[0])
         self.forget(operation.input_values[0].storage)
         scores = aten.to(scores, FLOAT32)
         query_count, key_count = scores.shape[-2:]
@@ -144,8 +144,8 @@ class AttentionVariantKernels(AttentionKernels):
         block_count = ceil_div(key_count, block_size)
         scores = aten.new_tensor((*scores.shape[:-1], block_count * block_size), FLOAT32)
         block_scores = aten.new_tensor((*scores.shape[:-1], block_count), FLOAT32)
-        block_distances = aten.like(
-            aten.unsqueeze(aten.like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
+        block_distances = aten.new_like(
+            aten.unsqueeze(aten.new_like(query_positions), 1), aten.unsqueeze(aten.new_tensor((block_count,), INT64), 0)
         )
         block_scores = aten.masked_fill(
             aten.masked_fill(block_scores, aten.compare(aten.compare(block_distances), aten.compare(block_distances))),
@@ -162,7 +162,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_only_selected(self, operation: Step) -> None:
         """Gathers the selected keys and values when decoding one token; otherwise passes all of them to attention."""
-        aten = self.t
+        aten = self.aten
         visible_mask = self.tensor_of(operation.input_values[0])
         block_size, block_count = operation.options["block"], operation.options["blocks"]
         keys = [self.heads_first(self.tensor_of(input_value)) for input_value in operation.input_values[1:]]
@@ -173,7 +173,7 @@ class AttentionVariantKernels(AttentionKernels):
                 aten.slice(aten.sort(aten.to(aten.select(visible_mask, 2), UINT8))[1], rows_read), -1
             )
             keys = [aten.gather(k, aten.expand(gather_index, (*gather_index.shape[:-1], k.shape[-1]))) for k in keys]
-            visible_mask = aten.like(aten.slice(visible_mask, rows_read))
+            visible_mask = aten.new_like(aten.slice(visible_mask, rows_read))
         self.values.pop(id(operation.input_values[0]), None)
         self.bind(operation.output_values[0], visible_mask)
         self._store_selected_keys(operation, [self.heads_first(k) for k in keys])
@@ -196,7 +196,7 @@ class AttentionVariantKernels(AttentionKernels):
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        aten, step_options, local_tensors = self.t, operation.options, self.frames[-1].local_tensors
+        aten, step_options, local_tensors = self.aten, operation.options, self.frames[-1].local_tensors
         score_values = operation.input_values[: step_options["parts"]]
         q, v, *selection = (
             self.tensor_of(input_value) for input_value in operation.input_values[step_options["parts"] :]
@@ -210,7 +210,7 @@ class AttentionVariantKernels(AttentionKernels):
         )
         if step_options["sinks"]:
             local_tensors["sink"] = self.expand_sinks(self.weight("sinks", (scores.shape[1],)), scores)
-        scores = local_tensors["scores"] = aten.masked_fill(scores, aten.like(visible_mask))
+        scores = local_tensors["scores"] = aten.masked_fill(scores, aten.new_like(visible_mask))
         if step_options["sinks"]:
             joint_probs = aten.softmax(aten.cat([scores, local_tensors["sink"]]))
             attention_weights = aten.slice(joint_probs, scores.shape[-1])
@@ -224,17 +224,21 @@ class AttentionVariantKernels(AttentionKernels):
         scores = [self.tensor_of(score_value) for score_value in score_values]
         for score_value in score_values:
             self.forget(score_value.storage)
-        return scores[0] if len(scores) == 1 else self.t.cat(scores)
+        return scores[0] if len(scores) == 1 else self.aten.cat(scores)
 
     def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: first of the sequence's keys, then of the compressed keys."""
-        aten, new_keys = self.t, scores.shape[-1] - mask.shape[-1]
+        aten, new_keys = self.aten, scores.shape[-1] - mask.shape[-1]
         if selection:
             return aten.cat([aten.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
         return mask if is_zero(new_keys) else aten.cat([mask, aten.new_tensor((mask.shape[0], new_keys), BOOL)])
 
     def do_weighted(self, operation: Step) -> None:
-        aten, weights, v = self.t, self.tensor_of(operation.input_values[0]), self.tensor_of(operation.input_values[1])
+        aten, weights, v = (
+            self.aten,
+            self.tensor_of(operation.input_values[0]),
+            self.tensor_of(operation.input_values[1]),
+        )
         v = aten.unsqueeze(v, 1) if len(operation.input_values[1].axes) < 2 else self.heads_first(v)
         weights = weights if weights.shape[-1] == v.shape[2] else aten.slice(weights, v.shape[2])
         self.store_tensor(operation.output_values[0], self.heads_first(aten.matmul(weights, v)))
@@ -243,17 +247,17 @@ class AttentionVariantKernels(AttentionKernels):
 
     def do_strongest(self, operation: Step) -> None:
         """Masks all keys except the keys with the highest strengths (DynamicMaskReference._mask)."""
-        aten = self.t
+        aten = self.aten
         key_strengths, q, k = map(self.tensor_of, operation.input_values)
         key_strength = aten.unsqueeze(aten.transpose(key_strengths, 1, 2), 2)
         visible_mask = self.mask(operation, q.shape[1], k.shape[1])
         mask = aten.masked_fill(
-            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.like(visible_mask)
+            aten.expand(key_strength, (*key_strength.shape[:2], *visible_mask.shape)), aten.new_like(visible_mask)
         )
         if mask.shape[-1] > operation.options["key_limit"]:
-            ranked_keys = aten.like(mask)
+            ranked_keys = aten.new_like(mask)
             top_keys = aten.slice(aten.sort(ranked_keys)[1], operation.options["key_limit"])
-            mask = aten.scatter(aten.like(mask), top_keys, aten.gather(mask, top_keys))
+            mask = aten.scatter(aten.new_like(mask), top_keys, aten.gather(mask, top_keys))
         self.bind(operation.output_values[0], mask)
 
     def attention_MaskedAttentionCore(self, operation: Step) -> None:

@@ -22,7 +22,7 @@ class ConvolutionKernels(Lowering):
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", operation.name)
         has_filters_per_head = not is_size_one(operation.options["shared"])  # then [batch, rows, heads, size]
-        x = self.t.transpose(
+        x = self.aten.transpose(
             self.tensor_of(operation.input_values[0])
             if has_filters_per_head
             else self.flat_tensor(operation.input_values[0]),
@@ -30,7 +30,7 @@ class ConvolutionKernels(Lowering):
             2,
         )
         convolution_output = self.convolve(x, operation, self.run_config.new_rows(output.rows))
-        self.store_tensor(output, self.t.transpose(convolution_output, 1, 2))
+        self.store_tensor(output, self.aten.transpose(convolution_output, 1, 2))
 
     def convolve(self, x: Tensor, operation: Step, output_length: Number) -> Tensor:
         """Convolves [batch, channels, rows, …] → [batch, out, length, …]."""
@@ -40,4 +40,4 @@ class ConvolutionKernels(Lowering):
             (channel_count // conv_options["shared"], x.shape[1] // conv_options["groups"], conv_options["kernel"]),
         )
         bias = self.weight(f"{operation.name}.bias", (channel_count,)) if conv_options["bias"] else None
-        return self.t.convolution(x, weight, bias, output_length)
+        return self.aten.convolution(x, weight, bias, output_length)

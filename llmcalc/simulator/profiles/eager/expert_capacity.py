@@ -34,7 +34,7 @@ class ExpertCapacityKernels(ExpertKernels):
         if capacity_factor is None:
             super().do_dispatch(operation)
             return
-        aten, local_tensors, experts = self.t, self.frames[-1].local_tensors, operation.options["experts"].size
+        aten, local_tensors, experts = self.aten, self.frames[-1].local_tensors, operation.options["experts"].size
         weights, chosen_experts = (aten.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
         tokens, top_k = chosen_experts.shape
         zero_mask = aten.new_tensor((tokens, experts), weights.dtype)
@@ -61,7 +61,7 @@ class ExpertCapacityKernels(ExpertKernels):
             return
         if operation.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", operation.name)
-        aten, experts, row_count = self.t, *self.expert_row_index("weight").shape
+        aten, experts, row_count = self.aten, *self.expert_row_index("weight").shape
         x = self._expert_rows(self.tensor_of(operation.input_values[0]), experts, row_count)
         output_width, input_width = element_count(operation.output_values[0].axes), x.shape[-1]
         weight = self.weight(f"{operation.name}.weight", (experts, output_width, input_width))
@@ -73,14 +73,20 @@ class ExpertCapacityKernels(ExpertKernels):
     def _expert_rows(self, x: Tensor, experts: int, row_count: int) -> Tensor:
         """Returns a tensor as [experts, rows, width], which another operation may have reshaped."""
         return (
-            x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, row_count, x.shape[-1]))
+            x
+            if len(x.shape) == 3 and x.shape[0] == experts
+            else self.aten.reshape(x, (experts, row_count, x.shape[-1]))
         )
 
     def do_combine(self, operation: Step) -> None:
         if self.choices.expert_capacity is None:
             super().do_combine(operation)
             return
-        aten, weights, sent_weights = self.t, self.tensor_of(operation.input_values[1]), self.expert_row_index("weight")
+        aten, weights, sent_weights = (
+            self.aten,
+            self.tensor_of(operation.input_values[1]),
+            self.expert_row_index("weight"),
+        )
         y = self._expert_rows(self.tensor_read_by(operation, operation.input_values[0]), *sent_weights.shape)
         y = aten.flatten(aten.mul(y, aten.unsqueeze(aten.to(sent_weights, y.dtype), 2)), 0, 1)
         self.store_tensor(

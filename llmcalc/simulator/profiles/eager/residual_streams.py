@@ -17,28 +17,30 @@ class ResidualStreamKernels(Lowering):
         stream_value, output = operation.input_values[0], operation.output_values[0]
         x = self.tensor_of(stream_value)
         if len(output.axes) < len(stream_value.axes):
-            self.store_tensor(output, self.t.select(x, 2))
+            self.store_tensor(output, self.aten.select(x, 2))
         else:
-            self.store_tensor(output, self.t.slice(x, output.axes[0].size, 2))
+            self.store_tensor(output, self.aten.slice(x, output.axes[0].size, 2))
 
     def do_received(self, operation: Step) -> None:
         """Allocates the hidden states of another model, which need no gradient."""
         x_dtype = self.tensor_of(operation.input_values[0]).dtype
         dtype = self.dtype if x_dtype is INT64 else x_dtype  # token ids of a draft that reads no embedding
-        self.store_tensor(operation.output_values[0], self.t.new_tensor(self.shape(operation.output_values[0]), dtype))
+        self.store_tensor(
+            operation.output_values[0], self.aten.new_tensor(self.shape(operation.output_values[0]), dtype)
+        )
 
     def do_copies(self, operation: Step) -> None:
-        x, output = self.t.unsqueeze(self.tensor_of(operation.input_values[0]), 2), operation.output_values[0]
-        self.store_tensor(output, self.t.expand(x, self.shape(output)))
+        x, output = self.aten.unsqueeze(self.tensor_of(operation.input_values[0]), 2), operation.output_values[0]
+        self.store_tensor(output, self.aten.expand(x, self.shape(output)))
 
     def do_stack(self, operation: Step) -> None:
         first_stream, other_streams = operation.input_values
         outputs = self.stacks.pop(id(other_streams))
-        self.store_tensor(operation.output_values[0], self.t.stack([self.tensor_of(first_stream), *outputs], 2))
+        self.store_tensor(operation.output_values[0], self.aten.stack([self.tensor_of(first_stream), *outputs], 2))
 
     def core_Product(self, operation: Step) -> None:
         """Multiplies each token's streams by a per-token weight matrix, or by shared vectors."""
-        aten, (left_operand, right_operand) = self.t, map(self.tensor_of, operation.input_values)
+        aten, (left_operand, right_operand) = self.aten, map(self.tensor_of, operation.input_values)
         if len(right_operand.shape) == 1:
             self.store_tensor(
                 operation.output_values[0], aten.select(aten.linear(left_operand, aten.unsqueeze(right_operand, 0)), 3)
@@ -52,11 +54,11 @@ class ResidualStreamKernels(Lowering):
 
     def core_ResidualStreamMix(self, operation: Step) -> None:
         matrix, x = map(self.tensor_of, operation.input_values)
-        self.store_tensor(operation.output_values[0], self.t.matmul(self.t.transpose(matrix, -1, -2), x))
+        self.store_tensor(operation.output_values[0], self.aten.matmul(self.aten.transpose(matrix, -1, -2), x))
 
     def core_ResidualStreamOffsets(self, operation: Step) -> None:
         """Applies one scale per kind of weight and one offset per weight (Offsets.forward)."""
-        aten, part_sizes = self.t, [output.width for output in operation.output_values]
+        aten, part_sizes = self.aten, [output.width for output in operation.output_values]
         weight_parts = aten.split(self.tensor_of(operation.input_values[0]), part_sizes)
         base_weight = self.weight(f"{operation.name}.base", (sum(part_sizes),))
         scale_vector = self.weight(f"{operation.name}.scale", (len(part_sizes),))
@@ -79,14 +81,14 @@ class ResidualStreamKernels(Lowering):
         self.refuse_recomputed_module(operation)
         if weights_key not in self.memo:
             stream_count = x.shape[-1]
-            first_stream = self.t.select(self.t.new_tensor((stream_count, stream_count), x.dtype), 0)
-            self.memo[weights_key] = self.t.expand(first_stream, x.shape)
+            first_stream = self.aten.select(self.aten.new_tensor((stream_count, stream_count), x.dtype), 0)
+            self.memo[weights_key] = self.aten.expand(first_stream, x.shape)
         self.store_tensor(output, self.memo[weights_key])
         if operation.options["keeps"]:
             self.memo[weights_key] = x
 
     def do_root_mean_square(self, operation: Step) -> None:
-        aten, x = self.t, self.tensor_of(operation.input_values[0])
+        aten, x = self.aten, self.tensor_of(operation.input_values[0])
         root_mean_square = aten.sqrt(aten.clamp(aten.mean(aten.square(aten.to(x, FLOAT32)))))
         self.store_tensor(operation.output_values[0], aten.to(root_mean_square, x.dtype))
 
@@ -100,5 +102,5 @@ class ResidualStreamKernels(Lowering):
         self.store_tensor(operation.output_values[0], matrix)
 
     def _divide_by_sums(self, matrix: Tensor, axis: int) -> Tensor:
-        aten = self.t
+        aten = self.aten
         return aten.div(matrix, aten.add_number(aten.sum(matrix, axis, keepdim=True)))

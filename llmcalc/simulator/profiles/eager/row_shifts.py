@@ -14,7 +14,7 @@ class RowShiftKernels(Lowering):
 
     def do_padded(self, operation: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
-        aten = self.t
+        aten = self.aten
         output = operation.output_values[0]
         padding_rows = operation.options["more"]
         state_name = operation.options["state"]
@@ -31,13 +31,13 @@ class RowShiftKernels(Lowering):
             self.absent_values.add(id(output))
         else:
             self.store_tensor(
-                output, self.t.new_tensor(self.shape(output), self.tensor_of(operation.input_values[0]).dtype)
+                output, self.aten.new_tensor(self.shape(output), self.tensor_of(operation.input_values[0]).dtype)
             )
 
     def do_resumed(self, operation: Step) -> None:
         cached_rows, output = self.cached_tensors(operation.options["state"]), operation.output_values[0]
         if cached_rows is not None:
-            self.bind(output, self.t.unsqueeze(cached_rows[operation.options["index"]], 1))
+            self.bind(output, self.aten.unsqueeze(cached_rows[operation.options["index"]], 1))
         elif self.is_from_earlier_pass(operation.input_values[0]):
             self.absent_values.add(id(output))
         else:
@@ -45,4 +45,6 @@ class RowShiftKernels(Lowering):
 
     def do_delayed(self, operation: Step) -> None:
         x, previous_row = map(self.tensor_of, operation.input_values)
-        self.store_tensor(operation.output_values[0], self.t.cat([previous_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+        self.store_tensor(
+            operation.output_values[0], self.aten.cat([previous_row, self.aten.slice(x, x.shape[1] - 1, 1)], 1)
+        )

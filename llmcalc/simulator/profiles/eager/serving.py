@@ -99,13 +99,13 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
 
     def indexer_logits(self, query_count: Number, key_count: Number) -> Tensor:
         """Allocates the logits of the queries that an indexer scores at once. query_count: over all sequences."""
-        return self.t.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
+        return self.aten.new_tensor((minimum(query_count * key_count, INDEXER_LOGITS // 4),), FLOAT32)
 
     def serve_select(self, operation: Step) -> None:
         batch, key_count = self.tensor_of(operation.input_values[1]).shape[:2]
         queries = self.run_config.new_rows(operation.input_values[1].rows)
         logits = self.indexer_logits(batch * queries, key_count)
-        self.memo["selected"] = self.t.new_tensor(
+        self.memo["selected"] = self.aten.new_tensor(
             (batch, queries, minimum(key_count, operation.options["top_k"])), INT32
         )
         del logits
@@ -121,8 +121,8 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         output, keys = operation.output_values[0], self.tensor_of(operation.input_values[1])
         shape = (keys.shape[0], output.axes[0].size, self.run_config.new_rows(operation.input_values[1].rows))
         block_count = ceil_div(keys.shape[1], operation.options["block"])
-        scores = self.t.new_tensor((*shape, block_count), FLOAT32)
-        self.bind(output, self.t.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
+        scores = self.aten.new_tensor((*shape, block_count), FLOAT32)
+        self.bind(output, self.aten.new_tensor((*shape, minimum(block_count, operation.options["blocks"])), INT32))
         del scores
 
     def serve_choose_entries(self, operation: Step) -> None:
@@ -131,12 +131,12 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
         logits = self.indexer_logits(batch * queries, selectable_entries)
         if operation.options["finds"] is not None:
             entry_count, entry_rows = operation.options["finds"]
-            self.memo["candidate blocks"] = self.t.new_tensor(
+            self.memo["candidate blocks"] = self.aten.new_tensor(
                 (batch, queries, minimum(ceil_div(selectable_entries, entry_rows), entry_count)), INT32
             )
         self.bind(
             operation.output_values[0],
-            self.t.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
+            self.aten.new_tensor((batch, queries, minimum(selectable_entries, operation.options["top_k"])), INT32),
         )
         del logits
 
@@ -172,8 +172,8 @@ class ServingKernels(CacheEntryKernels, PositionKernels, FusedKernels):
             self.store_tensor(operation.output_values[0], self.tensor_of(self.joint_output))
             return
         q, output_value = self.tensor_of(operation.input_values[0]), operation.output_values[0]
-        output = self.t.new_tensor((*q.shape[:3], output_value.axes[-1].size), q.dtype)
-        self.t.new_tensor(q.shape[:3], FLOAT32)
+        output = self.aten.new_tensor((*q.shape[:3], output_value.axes[-1].size), q.dtype)
+        self.aten.new_tensor(q.shape[:3], FLOAT32)
         self.store_tensor(output_value, output)
         self.joint_output = output_value
 

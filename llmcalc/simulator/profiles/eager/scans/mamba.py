@@ -34,7 +34,7 @@ class MambaKernels(ScanModuleKernels):
     def mamba(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer as mamba_ssm does (mamba_ssm/modules/mamba_simple.py:119, `Mamba.forward`)."""
         aten, op, conv_step, out_proj_step = (
-            self.t,
+            self.aten,
             module_steps.op("scan", SelectiveScan),
             module_steps["conv1d"],
             module_steps["out_proj"],
@@ -83,14 +83,16 @@ class MambaKernels(ScanModuleKernels):
 
     def _copy_reordered(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
-        return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
+        return self.aten.contiguous(
+            self.aten.transpose(self.aten.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2)
+        )
 
     def mamba_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with norms on Δ, B and C as Jamba does (`JambaMambaMixer.forward`, modeling_jamba.py).
 
         An activation that the kernels do not have runs after them.
         """
-        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         projected_input = aten.transpose(self.project(module_steps["in_proj"], x), 1, 2)
         a = self.state_decay((op.inner, op.state))
         u, gate = mamba_ssm.split_halves(aten, projected_input)
@@ -122,7 +124,7 @@ class MambaKernels(ScanModuleKernels):
 
     def mamba_with_heads(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba layer with one scan per head as Zamba does (`ZambaMambaMixer.forward`, modeling_zamba.py)."""
-        aten, op, activation_name = self.t, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
+        aten, op, activation_name = self.aten, module_steps.op("scan", SelectiveScan), module_steps.acts[0]
         heads = module_steps["x_proj"].options["experts"].size
         (batch, tokens), head_width = x.shape[:2], exact_div(op.inner, heads)
         rank = module_steps["x_proj"].output_values[0].width - 2 * op.state
@@ -179,7 +181,7 @@ class MambaKernels(ScanModuleKernels):
     def mamba2(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer as mamba_ssm does (mamba_ssm/modules/mamba2.py:154, `Mamba2.forward`)."""
         aten, op, conv_step, out_proj_step = (
-            self.t,
+            self.aten,
             module_steps.op("scan", ChunkedScan),
             module_steps["conv1d"],
             module_steps["out_proj"],
@@ -250,7 +252,7 @@ class MambaKernels(ScanModuleKernels):
     def mamba2_step_by_step(self, module_steps: ModuleSteps, x: Tensor) -> Tensor:
         """Runs a Mamba-2 layer like the reference, but with the convolution and the scan of the libraries."""
         aten, op, conv_step, activation_name = (
-            self.t,
+            self.aten,
             module_steps.op("scan", ChunkedScan),
             module_steps["conv1d"],
             module_steps.acts[0],
