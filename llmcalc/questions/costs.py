@@ -95,7 +95,7 @@ def _training_cost(
         assert layout_plan.training_times is not None
         step_seconds = seconds.amount
         time_estimate = {
-            "range": seconds,
+            "time_range": seconds,
             "stack_title": layout_plan.training_times.stack.title,
             "plan": layout_plan,
             "added_options": " ".join(added_options(run_question, layout_plan).values())
