@@ -299,7 +299,7 @@ class RankFlow(Flow):
             options["weight"] = weight = self._stage_copy(undivided_weight)
             # the stage's head is a matrix of its own, transposed
             if weight is not undivided_weight and not weight.is_counted:
-                weight.output_axes, weight.input_axes = undivided_weight.ins, undivided_weight.out
+                weight.output_axes, weight.input_axes = undivided_weight.input_axes, undivided_weight.output_axes
         return super().linear(node_name, x, *map(self.part_on_rank, output), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:

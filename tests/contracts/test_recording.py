@@ -138,8 +138,8 @@ def test_attention_reads_what_is_added_to_its_scores() -> None:
     steps = [step for step in program.root.steps() if step.verb == "attention"]
     assert [len(step.input_values) for step in steps] == [4, 3, 3]  # encoder, decoder, cross-attention
     (bias,) = [step for step in program.root.steps() if step.verb == "distance_bias"]
-    assert steps[0].input_values[3] is bias.outs[0]
-    assert bias.ins[0] in [step.output_values[0] for step in program.root.steps() if step.verb == "table"]
+    assert steps[0].input_values[3] is bias.output_values[0]
+    assert bias.input_values[0] in [step.output_values[0] for step in program.root.steps() if step.verb == "table"]
 
 
 def _run(scope: ModuleScope) -> Iterator[Step]:
